@@ -1,0 +1,51 @@
+// amax -> scale. `scale` multiplies into the format, `scale_inv` multiplies out; both FP32, finite and normal, never 0.
+//
+//   scale = format_max / (amax * 2^margin), then cleared to the power of two below for ScaleRounding::kPowerOfTwo.
+//   amax == 0         -> previous
+//   amax Inf or NaN   -> previous
+//   scale > 2^126     -> 2^126, whose inverse is the smallest normal number (the inverse of FLT_MAX is subnormal and flushes to zero)
+//
+// amax is the maximum over the *bits* of |x|, so that NaN > Inf > finite: one NaN anywhere makes amax non-finite.
+// Source: FP8-LM (arXiv 2310.18313) section 2; Perez et al. (arXiv 2309.17224) for the floor to a power of two.
+#pragma once
+#include <fp8amp/numerics/convert.h>
+
+namespace fp8amp::numerics {
+
+inline constexpr float kMaxScale = 0x1p126f;
+inline constexpr float kMinScale = 0x1p-126f;
+
+// max over bits: both arguments must be bits of non-negative numbers.
+FP8AMP_HD std::uint32_t max_bits(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
+FP8AMP_HD std::uint32_t abs_bits(float x) { return float_bits(x) & 0x7fffffffu; }
+
+FP8AMP_HD float floor_power_of_two(float x) { return bits_float(float_bits(x) & kInfBits); }
+
+// 2^n for n in [-126, 127].
+FP8AMP_HD float power_of_two(int n) { return bits_float(std::uint32_t(127 + n) << 23); }
+
+FP8AMP_HD float compute_scale(float amax, float format_max, ScaleRounding rounding, int margin = 0, float previous = 1.0f) {
+  if (!(amax > 0.0f) || !is_finite(amax)) return previous;
+  float scale = format_max / amax;  // Inf for a tiny amax: capped below
+  if (margin != 0) scale = scale * power_of_two(-margin);
+  if (!(scale < kMaxScale)) return kMaxScale;
+  if (rounding == ScaleRounding::kPowerOfTwo) scale = floor_power_of_two(scale);
+  return scale > kMinScale ? scale : kMinScale;
+}
+
+FP8AMP_HD float inverse_scale(float scale) { return 1.0f / scale; }
+
+// One element of a cast: code of value * scale. The overflow policy looks at the value, not at the product: a finite value saturates.
+template <class F>
+FP8AMP_HD typename F::Bits quantize_element(float value, float scale, Rounding rounding, Overflow overflow, std::uint32_t random) {
+  if (!is_finite(value) && (overflow == Overflow::kNaN || abs_bits(value) > kInfBits)) return F::kNaNCode;
+  return encode<F>(value * scale, rounding, Overflow::kSaturate, random);
+}
+
+// The largest |value| that can be stored for an unrounded maximum `amax`: exact for nearest, the upper neighbour for stochastic rounding.
+template <class F>
+FP8AMP_HD float stored_amax(float amax, float scale, float scale_inv, Rounding rounding) {
+  return decode<F>(encode<F>(amax * scale, rounding, Overflow::kSaturate, (1u << kRandomBits) - 1)) * scale_inv;
+}
+
+}  // namespace fp8amp::numerics

@@ -1,0 +1,53 @@
+// Tensor: a contiguous row-major array of a dtype on a device; a view of memory that somebody else owns, or an owner. Copies share memory.
+#pragma once
+#include <fp8amp/device.h>
+#include <fp8amp/dtype.h>
+#include <fp8amp/export.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fp8amp {
+
+class FP8AMP_API Tensor {
+ public:
+  Tensor() = default;  // undefined
+
+  // A view of `data`: at least numel() elements in row-major order, alive as long as the view is used. numel() == 0 allows nullptr.
+  static Tensor view(void* data, DType dtype, std::vector<std::int64_t> shape, Device device = kCpu);
+  static Tensor view(const void* data, DType dtype, std::vector<std::int64_t> shape, Device device = kCpu);  // read only
+  // Zero-initialised memory, 64-byte aligned.
+  static Tensor allocate(std::vector<std::int64_t> shape, DType dtype, Device device = kCpu);
+
+  bool defined() const { return defined_; }
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+  const std::vector<std::int64_t>& shape() const { return shape_; }
+  std::int64_t dim() const { return static_cast<std::int64_t>(shape_.size()); }
+  std::int64_t size(std::int64_t i) const { return shape_.at(static_cast<std::size_t>(i)); }
+  std::int64_t numel() const { return numel_; }
+  std::int64_t nbytes() const { return numel_ * size_in_bytes(dtype_); }
+  bool read_only() const { return read_only_; }
+
+  const void* data() const { return data_; }
+  void* mutable_data() const;  // throws on a read-only view
+  template <class T>
+  const T* data_as() const { return static_cast<const T*>(data_); }
+  template <class T>
+  T* mutable_data_as() const { return static_cast<T*>(mutable_data()); }
+
+  std::string to_string() const;  // "float32[4, 8] on cpu"
+
+ private:
+  void* data_ = nullptr;
+  std::shared_ptr<void> owner_;
+  std::vector<std::int64_t> shape_;
+  std::int64_t numel_ = 0;
+  DType dtype_ = DType::kFloat32;
+  Device device_;
+  bool defined_ = false, read_only_ = false;
+};
+
+}  // namespace fp8amp

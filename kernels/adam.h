@@ -1,0 +1,49 @@
+// Adam over a list of tensors: arguments and the two backends.
+#pragma once
+#include <fp8amp/dtype.h>
+#include <fp8amp/numerics/adam_update.h>
+
+#include <cstdint>
+#include <span>
+
+namespace fp8amp::kernels {
+
+struct AdamTensor {
+  void* p;
+  const void* g;
+  void* m;
+  void* v;
+  DType p_type, g_type, m_type, v_type;
+  float* p_scale_inv;        // null where the tensor is plain (scale 1)
+  const float* g_scale_inv;
+  float* m_scale_inv;
+  float* v_scale_inv;
+  float* amax;               // float[4]: p, m, v, g
+  float* step;
+  std::int64_t n;
+  std::uint32_t id;
+};
+
+struct AdamArgs {
+  std::span<const AdamTensor> tensors;
+  numerics::AdamHyperparameters hyper;
+  Rounding p_rounding, m_rounding, v_rounding;
+  std::uint64_t seed;
+  const float* grad_scale;  // may be null
+  const float* found_inf;   // may be null
+  void* stream;
+};
+
+// The random stream of one tensor's master weight, first and second moment: `purpose` of numerics::random_key.
+inline constexpr std::uint32_t kMomentStream = 0, kSecondMomentStream = 1, kMasterStream = 2;
+
+namespace cpu {
+void grad_amax(const AdamArgs& args, float* found_inf);
+void adam(const AdamArgs& args);
+}  // namespace cpu
+namespace cuda {
+void grad_amax(const AdamArgs& args, float* found_inf);
+void adam(const AdamArgs& args);
+}  // namespace cuda
+
+}  // namespace fp8amp::kernels

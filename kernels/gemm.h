@@ -1,0 +1,37 @@
+// FP8 GEMM: arguments and the two backends.
+#pragma once
+#include <fp8amp/dtype.h>
+
+#include <cstdint>
+
+namespace fp8amp::kernels {
+
+// D[m, n] (row-major) = sum_k A[m, k] B[k, n] * *a_scale_inv * *b_scale_inv + bias[n] (+ D[m, n]).
+// A[m, k] is at a[m * a_row + k * a_k], B[k, n] at b[n * b_row + k * b_k]; one of each pair of strides is 1.
+struct GemmArgs {
+  const std::uint8_t* a;
+  DType a_type;
+  std::int64_t a_row, a_k;
+  const float* a_scale_inv;  // may be null: 1
+  const std::uint8_t* b;
+  DType b_type;
+  std::int64_t b_row, b_k;
+  const float* b_scale_inv;  // may be null: 1
+  void* d;
+  DType d_type;
+  const void* bias;          // may be null
+  DType bias_type;
+  std::int64_t m, n, k;
+  bool accumulate;
+  bool fast_accumulation;
+  void* stream;
+};
+
+namespace cpu {
+void gemm(const GemmArgs& args);
+}
+namespace cuda {
+void gemm(const GemmArgs& args);
+}
+
+}  // namespace fp8amp::kernels

@@ -1,0 +1,89 @@
+// Casts, maxima and sums of squares: arguments and the two backends. Raw pointers; scales and maxima live on the device of the data.
+#pragma once
+#include <fp8amp/dtype.h>
+#include <fp8amp/numerics/formats.h>
+
+#include <cstdint>
+
+namespace fp8amp::kernels {
+
+// max |x| -> *amax (float). value = x * *x_scale_inv if given.
+struct AmaxArgs {
+  const void* x;
+  DType x_type;
+  std::int64_t n;
+  const float* x_scale_inv;  // may be null
+  float* amax;
+  void* stream;
+};
+
+enum class ScaleSource : std::uint8_t {
+  kCurrent,  // from amax(x): a first pass over x
+  kGiven,    // *scale
+  kKeep,     // 1 / *scale_inv, which is not written
+  kDelayed,  // from history
+};
+
+// y = format(x * scale), *scale_inv = 1 / scale, *amax = max |x|.
+struct QuantizeArgs {
+  const void* x;
+  DType x_type;
+  const float* x_scale_inv;  // may be null
+  void* y;
+  DType format;
+  float* scale_inv;
+  std::int64_t n;
+  ScaleSource source;
+  const float* scale;        // kGiven
+  float* history;            // kDelayed: see fp8amp/recipe.h
+  std::int64_t history_length;
+  bool update_history;
+  ScaleRounding scale_rounding;
+  int margin;
+  Rounding rounding;
+  Overflow overflow;
+  std::uint32_t key;         // of the random bits
+  float* amax;               // may be null
+  float* found_inf;          // may be null
+  std::uint8_t* transposed;  // may be null; else x is [rows, cols], n = rows * cols, format is float8
+  std::int64_t rows, cols;
+  void* stream;
+};
+
+struct DequantizeArgs {
+  const void* x;
+  DType x_type;
+  const float* scale_inv;    // may be null
+  void* y;
+  DType y_type;
+  std::int64_t n;
+  void* stream;
+};
+
+// sum = format(sum * *sum_scale_inv + x * *x_scale_inv) under a new power-of-two scale; stochastic; Inf becomes NaN.
+struct AccumulateArgs {
+  const void* x;
+  DType x_type;
+  const float* x_scale_inv;  // may be null
+  void* sum;
+  DType format;
+  float* sum_scale_inv;
+  std::int64_t n;
+  void* stream;
+};
+
+namespace cpu {
+void amax(const AmaxArgs& args);
+void quantize(const QuantizeArgs& args);
+void dequantize(const DequantizeArgs& args);
+void accumulate(const AccumulateArgs& args);
+}  // namespace cpu
+
+namespace cuda {
+void amax(const AmaxArgs& args);
+void quantize(const QuantizeArgs& args);
+void dequantize(const DequantizeArgs& args);
+void accumulate(const AccumulateArgs& args);
+}  // namespace cuda
+
+}  // namespace fp8amp::kernels
