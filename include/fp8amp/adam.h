@@ -41,8 +41,8 @@ struct AdamOptions {
   Rounding second_moment_rounding = Rounding::kNearest;
   std::uint64_t seed = 0;
   Level level = Level::kAny;  // kO1, kO2: refuse scaled parameters whose states have another precision
-  Tensor grad_scale;          // float32[]: multiplied into every gradient (unscaling, clipping); undefined: 1
-  Tensor found_inf;           // float32[]: non-zero: nothing at all changes; undefined: gradients are taken as finite
+  Tensor grad_scale{};          // float32[]: multiplied into every gradient (unscaling, clipping); undefined: 1
+  Tensor found_inf{};           // float32[]: non-zero: nothing at all changes; undefined: gradients are taken as finite
   void* stream = nullptr;
 };
 

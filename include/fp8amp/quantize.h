@@ -16,12 +16,12 @@ struct QuantizeOptions {
   Rounding rounding = Rounding::kNearest;
   Overflow overflow = Overflow::kSaturate;  // what +-Inf becomes; kNaN for gradients
   std::uint64_t seed = 0;                 // of stochastic rounding; element i of the tensor uses counter i
-  Tensor scale;                           // float32[]: use this scale (constant scaling); undefined: current scaling
+  Tensor scale{};                           // float32[]: use this scale (constant scaling); undefined: current scaling
   bool keep_scale = false;                // use the scale that `out` has already: its scale_inv is not written
-  Tensor history;                         // delayed scaling: see recipe.h
+  Tensor history{};                         // delayed scaling: see recipe.h
   bool update_history = true;             // false: leave the history alone and use its scale (evaluation, recomputation)
-  Tensor amax;                            // float32[], out: max |x|, non-finite if any element is
-  Tensor found_inf;                       // float32[], out: set to 1 if amax is non-finite, else left alone
+  Tensor amax{};                            // float32[], out: max |x|, non-finite if any element is
+  Tensor found_inf{};                       // float32[], out: set to 1 if amax is non-finite, else left alone
   void* stream = nullptr;                 // cudaStream_t; ignored on the CPU
 };
 

@@ -1,0 +1,78 @@
+# Sourced by tests/run.sh and examples/gpt/quickstart.sh, which have set $root to the repository.
+#
+#   fp8amp_setup [apt package ...]   makes the environment, builds fp8amp into it and puts it first on PATH
+#
+# Quick when nothing has changed. What may be set from outside:
+#   FP8AMP_VENV    folder of the environment (default: .venv in the repository)
+#   FP8AMP_TORCH   the torch to install (default: torch>=2.10); one that is there and fits is kept
+#   PYTHON         the Python to make the environment with (default: python3)
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
+die() { printf 'fp8amp: %s\n' "$*" >&2; exit 1; }
+
+# Prints those of the given Debian packages that this machine lacks, however they would be provided.
+missing_packages() {
+  local package have
+  for package in "$@"; do
+    case $package in
+      python3-venv) have='import ensurepip, venv' ;;
+      python3-dev) have='import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' ;;
+      libgtest-dev) have='gtest/gtest.h' ;;
+      *) have= ;;
+    esac
+    case $have in
+      import*) "$host_python" -c "$have" ;;
+      *.h) g++ -E -x c++ -include "$have" /dev/null ;;
+      *) command -v "$package" ;;
+    esac &>/dev/null || printf '%s ' "$package"
+  done
+}
+
+install_packages() {
+  local sudo='' missing
+  missing=$(missing_packages "$@")
+  [ -n "$missing" ] || return 0
+  [ "$(id -u)" = 0 ] || sudo='sudo -n'
+  if ! command -v apt-get >/dev/null || ! ${sudo:-true} true 2>/dev/null; then
+    die "missing: $missing(to install them: sudo apt-get install -y $missing)"
+  fi
+  say "apt-get install $missing"
+  $sudo apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing
+  missing=$(missing_packages "$@")
+  [ -z "$missing" ] || die "still missing after apt-get install: $missing(is '$host_python' another Python than apt's?)"
+}
+
+# What the build depends on, as one number: the sources, where they are, and the torch asked for.
+build_stamp() {
+  { echo "$root $FP8AMP_TORCH"
+    cd "$root"
+    find CMakeLists.txt pyproject.toml include kernels src python/CMakeLists.txt python/bindings -type f -print0 |
+      sort -z | xargs -0 sha256sum
+  } | sha256sum
+}
+
+fp8amp_setup() {
+  export FP8AMP_TORCH=${FP8AMP_TORCH:-torch>=2.10} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+  local venv=${FP8AMP_VENV:-$root/.venv} stamp
+  host_python=${PYTHON:-python3}
+  install_packages g++ "$host_python" python3-venv python3-dev "$@"
+  "$host_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    die "needs Python 3.10 or newer, got $("$host_python" --version); name another: PYTHON=python3.12 bash $0"
+
+  if [ ! -x "$venv/bin/python" ]; then
+    say "new Python environment in $venv"
+    "$host_python" -m venv "$venv"
+  fi
+  venv=$(cd "$venv" && pwd)
+  export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"
+
+  stamp=$(build_stamp)
+  if [ "$(cat "$venv/.fp8amp-build" 2>/dev/null)" != "$stamp" ]; then
+    say "packages from PyPI into $venv (torch is large: minutes the first time)"
+    python -m pip install "$FP8AMP_TORCH" 'scikit-build-core>=0.11' 'pybind11>=2.13' 'cmake>=3.25' ninja
+    say "building fp8amp (about a minute the first time)"
+    python -m pip install -q --no-build-isolation -e "$root[examples,test]"
+    echo "$stamp" >"$venv/.fp8amp-build"
+  fi
+}

@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Runs every test of fp8amp on a bare Debian or Ubuntu: sets up .venv itself (.ci/setup.sh says what can be set from
+# outside) and stops at the first step that fails. Quick the second time.
+#
+#   bash tests/run.sh               all steps but newest
+#   bash tests/run.sh cpp python    only these
+#
+#   lint       clang-format, ruff, include direction, rules for files, mypy --strict
+#   cpp        C++ tests, warnings as errors
+#   sanitize   C++ tests under AddressSanitizer and UBSan, those with threads under ThreadSanitizer
+#   compilers  builds with clang and for aarch64, where the compilers are installed
+#   install    cmake --install, find_package, the C++ example from the installed package
+#   python     tests of the Python package
+#   example    examples/gpt/quickstart.sh for a few steps
+#   newest     the same binary with the newest torch, in .venv-newest
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+source .ci/setup.sh
+
+step_lint() {
+  git ls-files -z --cached --others --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 clang-format --dry-run -Werror
+  ruff check .
+  python .ci/check_includes.py
+  python .ci/check_files.py
+  mypy --strict python/fp8amp
+}
+
+# build FOLDER [cmake option ...]: configures and builds build/FOLDER
+build() {
+  local folder=build/$1
+  shift
+  cmake -S . -B "$folder" -G Ninja -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python" -DFP8AMP_WERROR=ON "$@" | grep -- '-- fp8amp'
+  cmake --build "$folder"
+}
+
+step_cpp() {
+  build cpp
+  ctest --test-dir build/cpp --output-on-failure -j "$(nproc)"
+}
+
+step_sanitize() {
+  build sanitize -DFP8AMP_SANITIZE=address,undefined
+  FP8AMP_TEST_QUICK=1 ctest --test-dir build/sanitize --output-on-failure -j "$(nproc)"
+  build threads -DFP8AMP_SANITIZE=thread -DFP8AMP_TEST_FILTER=thread
+  FP8AMP_TEST_QUICK=1 ctest --test-dir build/threads --output-on-failure
+}
+
+step_compilers() {
+  if command -v clang++ >/dev/null; then
+    build clang -DCMAKE_CXX_COMPILER=clang++
+  else
+    echo "skipped: no clang++"
+  fi
+  if command -v aarch64-linux-gnu-g++ >/dev/null; then
+    build aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+      -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DFP8AMP_TESTS=OFF
+  else
+    echo "skipped: no aarch64-linux-gnu-g++"
+  fi
+}
+
+# build_consumer SOURCE PREFIX: builds a project that knows of fp8amp only what find_package tells
+build_consumer() {
+  rm -rf "build/consumer/$1"
+  cmake -S "$1" -B "build/consumer/$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$2" --log-level=WARNING
+  cmake --build "build/consumer/$1"
+}
+
+step_install() {
+  build cpp
+  rm -rf build/prefix
+  cmake --install build/cpp --prefix build/prefix --component core
+  build_consumer examples/cpp "$root/build/prefix"
+  build/consumer/examples/cpp/two_layer_net
+  # the Python package holds the same, for C++ programs of those who have it from pip
+  build_consumer tests/consumer "$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/fp8amp"
+  build/consumer/tests/consumer/consumer
+}
+
+step_python() {
+  python -m pytest tests/python -q --durations=5
+}
+
+step_example() {
+  bash examples/gpt/quickstart.sh --steps 5 --out build/quickstart
+  ls -l build/quickstart/{summary.json,metrics.jsonl,loss.png}
+}
+
+step_newest() {
+  local venv=$root/.venv-newest torch='import torch; print(torch.__version__)'
+  [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install -q --upgrade torch numpy pytest safetensors
+  rm -rf build/wheel
+  python -m pip wheel -q --no-build-isolation --no-deps -w build/wheel .
+  "$venv/bin/python" -m pip install -q --no-deps --force-reinstall build/wheel/fp8amp-*.whl
+  echo "built with torch $(python -c "$torch"), tested with torch $("$venv/bin/python" -c "$torch")"
+  "$venv/bin/python" -m pytest tests/python -q
+}
+
+current=setup
+summary=()
+
+run_step() {
+  local log=build/log/$1.log start=$SECONDS
+  current=$1
+  say "$1: $(sed -n "s/^#   $1 \+//p" tests/run.sh)"
+  "step_$1" 2>&1 | tee "$log"
+  summary+=("$(printf '%-10s %4d s  %s' "$1" $((SECONDS - start)) "$(grep -E '[0-9]+ passed|tests passed' "$log" | tail -n 1)")")
+}
+
+steps=(lint cpp sanitize compilers install python example)
+case ${1-} in
+  -h | --help) sed -n '2,/^[^#]/s/^# \?//p' tests/run.sh; exit ;;
+  ?*) steps=("$@") ;;
+esac
+for step in "${steps[@]}"; do
+  declare -F "step_$step" >/dev/null || die "no step '$step'; bash tests/run.sh --help lists them"
+done
+
+trap '[ $? = 0 ] || printf "FAILED: %s\n" "$current"' EXIT
+fp8amp_setup git libgtest-dev
+mkdir -p build/log
+for step in "${steps[@]}"; do
+  run_step "$step"
+done
+say "summary"
+printf '%s\n' "${summary[@]}"
+echo "all tests passed"
