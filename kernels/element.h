@@ -2,6 +2,7 @@
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/adam_update.h>
+#include <fp8amp/numerics/random.h>
 
 #include <cstdint>
 

@@ -1,0 +1,26 @@
+// The CUDA functions of a build without CUDA: one clear sentence.
+#include <fp8amp/error.h>
+
+#include "kernels/adam.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "kernels/quantize.h"
+
+namespace fp8amp::kernels::cuda {
+namespace {
+
+[[noreturn]] void refuse(const char* op) { throw Error(std::string(op) + ": device must be cpu, got cuda: this build of fp8amp has no CUDA backend"); }
+
+}  // namespace
+
+void amax(const AmaxArgs&) { refuse("amax"); }
+void quantize(const QuantizeArgs&) { refuse("quantize"); }
+void dequantize(const DequantizeArgs&) { refuse("dequantize"); }
+void accumulate(const AccumulateArgs&) { refuse("accumulate"); }
+void gemm(const GemmArgs&) { refuse("gemm"); }
+void grad_amax(const AdamArgs&, float*) { refuse("grad_amax"); }
+void adam(const AdamArgs&) { refuse("adam_update"); }
+void norm(const NormArgs&) { refuse("grad_norm"); }
+void clip(const ClipArgs&) { refuse("clip_grad_norm"); }
+
+}  // namespace fp8amp::kernels::cuda
