@@ -43,18 +43,21 @@ install_packages() {
   [ -z "$missing" ] || die "still missing after apt-get install: $missing(is '$host_python' another Python than apt's?)"
 }
 
-# What the build depends on, as one number: the sources, where they are, and the torch asked for.
-build_stamp() {
-  { echo "$root $FP8AMP_TORCH"
-    cd "$root"
+# changed NAME TEXT: whether TEXT is another than at the last `done_with NAME TEXT` in this environment
+changed() { [ "$(cat "$VIRTUAL_ENV/.fp8amp-$1" 2>/dev/null)" != "$2" ]; }
+done_with() { echo "$2" >"$VIRTUAL_ENV/.fp8amp-$1"; }
+
+# One number for all that the build depends on.
+sources_hash() {
+  { cd "$root"
     find CMakeLists.txt pyproject.toml include kernels src python/CMakeLists.txt python/bindings -type f -print0 |
       sort -z | xargs -0 sha256sum
   } | sha256sum
 }
 
 fp8amp_setup() {
-  export FP8AMP_TORCH=${FP8AMP_TORCH:-torch>=2.10} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-  local venv=${FP8AMP_VENV:-$root/.venv} stamp
+  local venv=${FP8AMP_VENV:-$root/.venv} torch=${FP8AMP_TORCH:-torch>=2.10} build
+  export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
   host_python=${PYTHON:-python3}
   install_packages g++ "$host_python" python3-venv python3-dev "$@"
   "$host_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
@@ -64,15 +67,18 @@ fp8amp_setup() {
     say "new Python environment in $venv"
     "$host_python" -m venv "$venv"
   fi
-  venv=$(cd "$venv" && pwd)
-  export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"
+  VIRTUAL_ENV=$(cd "$venv" && pwd)
+  export VIRTUAL_ENV PATH="$VIRTUAL_ENV/bin:$PATH"
 
-  stamp=$(build_stamp)
-  if [ "$(cat "$venv/.fp8amp-build" 2>/dev/null)" != "$stamp" ]; then
-    say "packages from PyPI into $venv (torch is large: minutes the first time)"
-    python -m pip install "$FP8AMP_TORCH" 'scikit-build-core>=0.11' 'pybind11>=2.13' 'cmake>=3.25' ninja
+  if changed torch "$torch"; then
+    say "torch and build tools from PyPI (torch is large: a few minutes the first time)"
+    python -m pip install "$torch" 'scikit-build-core>=0.11' 'pybind11>=2.13' 'cmake>=3.25' ninja
+    done_with torch "$torch"
+  fi
+  build="$torch $root $(sources_hash)"
+  if changed build "$build"; then
     say "building fp8amp (about a minute the first time)"
     python -m pip install -q --no-build-isolation -e "$root[examples,test]"
-    echo "$stamp" >"$venv/.fp8amp-build"
+    done_with build "$build"
   fi
 }

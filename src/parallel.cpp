@@ -51,7 +51,7 @@ class ThreadPool {
     const RangeFunction* body;
     std::atomic<std::int64_t> next{0};
     int workers = 0;            // guarded by mutex_
-    std::exception_ptr error;   // guarded by mutex_
+    std::exception_ptr error{};  // guarded by mutex_
   };
 
   void work(Job& job) {

@@ -6,4 +6,4 @@ source "$root/.ci/setup.sh"
 
 fp8amp_setup
 say "training the tiny GPT at O2"
-exec python "$root/examples/gpt/train.py" --size tiny --precision O2 --out "$root/runs/quickstart" "$@"
+exec python "$root/examples/gpt/train.py" --size tiny --precision O2 --out "$root/out/quickstart" "$@"

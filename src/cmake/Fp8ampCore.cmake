@@ -24,8 +24,7 @@ target_link_libraries(fp8amp_settings INTERFACE fp8amp_warnings Threads::Threads
 # ---- objects -----------------------------------------------------------------------------------------------------------
 add_library(fp8amp_core OBJECT ${FP8AMP_SOURCES})
 target_link_libraries(fp8amp_core PRIVATE fp8amp_settings)
-target_compile_definitions(fp8amp_core PRIVATE
-  FP8AMP_VERSION="${PROJECT_VERSION}" FP8AMP_BUILD_TYPE="${CMAKE_BUILD_TYPE}")
+target_compile_definitions(fp8amp_core PRIVATE FP8AMP_VERSION="${PROJECT_VERSION}")
 # From low to high level, and kept in this order: of an inline function that several objects hold, the linker keeps the first
 # copy. Whoever calls it holds a copy too, so the first is never of a higher level than its caller.
 set(FP8AMP_OBJECTS $<TARGET_OBJECTS:fp8amp_core>)
