@@ -1,0 +1,106 @@
+#include "python/bindings/ops/convert.h"
+
+#include <dlfcn.h>
+
+namespace fp8amp::bindings {
+namespace {
+
+[[noreturn]] void fail(const char* op, const char* argument, const std::string& wanted, const std::string& seen) {
+  throw Error(std::string(op) + ": " + argument + " must " + wanted + ", got " + seen);
+}
+
+template <class Enum>
+Enum to_enum(const char* op, const char* argument, int64_t value) {
+  if (value != 0 && value != 1) fail(op, argument, "be 0 or 1", std::to_string(value));
+  return static_cast<Enum>(value);
+}
+
+Device device(const TorchTensor& t) { return t.is_cuda() ? cuda(t.get_device_index()) : kCpu; }
+
+void require_contiguous(const char* op, const char* argument, const TorchTensor& t) {
+  if (!t.is_contiguous()) fail(op, argument, "be contiguous", "other strides");
+}
+
+}  // namespace
+
+DType to_dtype(const char* op, const char* argument, ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return DType::kFloat32;
+    case ScalarType::Half: return DType::kFloat16;
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    case ScalarType::Float8_e4m3fn: return DType::kE4M3;
+    case ScalarType::Float8_e5m2: return DType::kE5M2;
+    default:
+      fail(op, argument, "be float32, float16, bfloat16, float8_e4m3fn or float8_e5m2",
+           std::string("dtype number ") + std::to_string(static_cast<int>(type)));
+  }
+}
+
+ScalarType to_scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return ScalarType::Half;
+    case DType::kBFloat16: return ScalarType::BFloat16;
+    case DType::kE4M3: return ScalarType::Float8_e4m3fn;
+    case DType::kE5M2: return ScalarType::Float8_e5m2;
+    default: return ScalarType::Float;
+  }
+}
+
+Rounding to_rounding(const char* op, int64_t value) { return to_enum<Rounding>(op, "rounding", value); }
+ScaleRounding to_scale_rounding(const char* op, int64_t value) { return to_enum<ScaleRounding>(op, "scale_rounding", value); }
+Overflow to_overflow(const char* op, int64_t value) { return to_enum<Overflow>(op, "overflow", value); }
+
+std::vector<int64_t> shape(const TorchTensor& t) {
+  const auto sizes = t.sizes();
+  return {sizes.begin(), sizes.end()};
+}
+
+Tensor read(const char* op, const char* argument, const TorchTensor& t) {
+  require_contiguous(op, argument, t);
+  return Tensor::view(t.const_data_ptr(), to_dtype(op, argument, t.scalar_type()), shape(t), device(t));
+}
+
+Tensor write(const char* op, const char* argument, const TorchTensor& t) {
+  require_contiguous(op, argument, t);
+  return Tensor::view(t.mutable_data_ptr(), to_dtype(op, argument, t.scalar_type()), shape(t), device(t));
+}
+
+Tensor read(const char* op, const char* argument, const OptionalTensor& t) { return t ? read(op, argument, *t) : Tensor(); }
+
+ScaledTensor read_scaled(const char* op, const char* argument, const TorchTensor& payload, const OptionalTensor& scale_inv) {
+  return {read(op, argument, payload), read(op, (std::string(argument) + "_scale_inv").c_str(), scale_inv)};
+}
+
+ScaledTensor write_scaled(const char* op, const char* argument, const TorchTensor& payload, const TorchTensor& scale_inv) {
+  return {write(op, argument, payload), write(op, (std::string(argument) + "_scale_inv").c_str(), scale_inv)};
+}
+
+TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const TorchTensor& like) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0; stride *= std::max<int64_t>(shape[i], 1)) strides[i] = stride;
+  int32_t device_type = aoti_torch_device_type_cpu(), device_index = 0;
+  if (like.is_cuda()) device_type = aoti_torch_device_type_cuda(), device_index = like.get_device_index();
+  // The stable ABI numbers dtypes as the running torch does; float8 numbers are fixed since 2.1.
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), static_cast<int32_t>(type),
+                                                  device_type, device_index, &handle));
+  return TorchTensor(handle);
+}
+
+TorchTensor empty_scalar(const TorchTensor& like) { return empty({}, ScalarType::Float, like); }
+
+void* stream(const TorchTensor& t) {
+  if (!t.is_cuda()) return nullptr;
+  // The shim lives in libtorch_cuda.so, which CPU builds of torch do not have: looked up, not linked.
+  using Shim = AOTITorchError (*)(int32_t, void**);
+  static const Shim shim = [] {
+    void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+    return torch_cuda ? reinterpret_cast<Shim>(dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream")) : nullptr;
+  }();
+  void* stream = nullptr;
+  if (!shim || shim(t.get_device_index(), &stream) != AOTI_TORCH_SUCCESS) throw Error("fp8amp: this torch has no CUDA streams");
+  return stream;
+}
+
+}  // namespace fp8amp::bindings

@@ -1,0 +1,56 @@
+// torch.ops.fp8amp: gemm, gemm_.
+#include "python/bindings/ops/convert.h"
+
+namespace fp8amp::bindings {
+namespace {
+
+void run(const char* op, const TorchTensor& out, const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b,
+         const TorchTensor& b_scale_inv, GemmOptions options, const OptionalTensor& bias) {
+  const Tensor bias_view = read(op, "bias", bias);
+  if (bias) options.bias = &bias_view;
+  options.stream = stream(a);
+  fp8amp::gemm(read_scaled(op, "a", a, a_scale_inv), read_scaled(op, "b", b, b_scale_inv), write(op, "out", out), options);
+}
+
+TorchTensor gemm(const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b, const TorchTensor& b_scale_inv, bool transpose_a,
+                 bool transpose_b, ScalarType dtype, const OptionalTensor& bias, bool fast_accumulation) {
+  to_dtype("gemm", "dtype", dtype);
+  if (a.dim() != 2) throw Error("gemm: a must have 2 dimensions, got " + std::to_string(a.dim()));
+  if (b.dim() != 2) throw Error("gemm: b must have 2 dimensions, got " + std::to_string(b.dim()));
+  TorchTensor out = empty({a.size(transpose_a ? 1 : 0), b.size(transpose_b ? 0 : 1)}, dtype, a);
+  GemmOptions options;
+  options.transpose_a = transpose_a;
+  options.transpose_b = transpose_b;
+  options.fast_accumulation = fast_accumulation;
+  run("gemm", out, a, a_scale_inv, b, b_scale_inv, options, bias);
+  return out;
+}
+
+void gemm_into(const TorchTensor& out, const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b, const TorchTensor& b_scale_inv,
+               bool transpose_a, bool transpose_b, const OptionalTensor& bias, bool accumulate, bool fast_accumulation) {
+  GemmOptions options;
+  options.transpose_a = transpose_a;
+  options.transpose_b = transpose_b;
+  options.accumulate = accumulate;
+  options.fast_accumulation = fast_accumulation;
+  run("gemm_", out, a, a_scale_inv, b, b_scale_inv, options, bias);
+}
+
+void implement(torch::stable::detail::StableLibrary& m) {
+  m.impl("gemm", TORCH_BOX(&gemm));
+  m.impl("gemm_", TORCH_BOX(&gemm_into));
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
+  m.def(
+      "gemm(Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool transpose_a, bool transpose_b, ScalarType dtype, Tensor? bias, "
+      "bool fast_accumulation) -> Tensor");
+  m.def(
+      "gemm_(Tensor(a!) out, Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool transpose_a, bool transpose_b, Tensor? bias, "
+      "bool accumulate, bool fast_accumulation) -> ()");
+}
+STABLE_TORCH_LIBRARY_IMPL(fp8amp, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(fp8amp, CUDA, m) { implement(m); }
+
+}  // namespace
+}  // namespace fp8amp::bindings
