@@ -47,8 +47,9 @@ FP8AMP_HD typename F::Bits encode(float x, Rounding rounding = Rounding::kNeares
     // Subnormals of F become fixed point by adding F's smallest normal (exact to FP32's own rounding), which lends them a hidden bit.
     const std::uint32_t small = a < kMinNormal ? 1u : 0u;
     const float y = small ? magnitude + bits_float(kMinNormal) : magnitude;
+    constexpr int kUp = kShift > kRandomBits ? kShift - kRandomBits : 0, kDown = kShift < kRandomBits ? kRandomBits - kShift : 0;
     const std::uint32_t r = random & ((1u << kRandomBits) - 1);
-    const std::uint32_t sum = (float_bits(y) + (kShift >= kRandomBits ? r << (kShift - kRandomBits) : r >> (kRandomBits - kShift))) >> kShift;
+    const std::uint32_t sum = (float_bits(y) + (r << kUp >> kDown)) >> kShift;
     code = sum - (std::uint32_t(127 - F::kBias) << F::kMantissaBits) - (small << F::kMantissaBits);
   }
   return typename F::Bits((code < F::kMaxCode ? code : F::kMaxCode) | sign);
