@@ -10,19 +10,15 @@
 say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
 die() { printf 'fp8amp: %s\n' "$*" >&2; exit 1; }
 
-# Prints those of the given Debian packages that this machine lacks, however they would be provided.
+# Prints those of the given Debian packages that this machine lacks; it does not matter how it got the others.
 missing_packages() {
-  local package have
+  local package
   for package in "$@"; do
     case $package in
-      python3-venv) have='import ensurepip, venv' ;;
-      python3-dev) have='import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' ;;
-      libgtest-dev) have='gtest/gtest.h' ;;
-      *) have= ;;
-    esac
-    case $have in
-      import*) "$host_python" -c "$have" ;;
-      *.h) g++ -E -x c++ -include "$have" /dev/null ;;
+      python3) command -v "$host_python" ;;
+      python3-venv) "$host_python" -c 'import ensurepip, venv' ;;
+      python3-dev) "$host_python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' ;;
+      libgtest-dev) g++ -E -x c++ -include gtest/gtest.h /dev/null ;;
       *) command -v "$package" ;;
     esac &>/dev/null || printf '%s ' "$package"
   done
@@ -34,13 +30,13 @@ install_packages() {
   [ -n "$missing" ] || return 0
   [ "$(id -u)" = 0 ] || sudo='sudo -n'
   if ! command -v apt-get >/dev/null || ! ${sudo:-true} true 2>/dev/null; then
-    die "missing: $missing(to install them: sudo apt-get install -y $missing)"
+    die "missing: ${missing% }; to install: sudo apt-get install -y --no-install-recommends ${missing% }"
   fi
   say "apt-get install $missing"
   $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing
+  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
   missing=$(missing_packages "$@")
-  [ -z "$missing" ] || die "still missing after apt-get install: $missing(is '$host_python' another Python than apt's?)"
+  [ -z "$missing" ] || die "still missing after apt-get install: $missing(is $host_python another Python than apt's?)"
 }
 
 # changed NAME TEXT: whether TEXT is another than at the last `done_with NAME TEXT` in this environment
@@ -59,7 +55,7 @@ fp8amp_setup() {
   local venv=${FP8AMP_VENV:-$root/.venv} torch=${FP8AMP_TORCH:-torch>=2.10} build
   export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
   host_python=${PYTHON:-python3}
-  install_packages g++ "$host_python" python3-venv python3-dev "$@"
+  install_packages g++ python3 python3-venv python3-dev "$@"
   "$host_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     die "needs Python 3.10 or newer, got $("$host_python" --version); name another: PYTHON=python3.12 bash $0"
 

@@ -36,14 +36,14 @@ build() {
 
 step_cpp() {
   build cpp
-  ctest --test-dir build/cpp --output-on-failure -j "$(nproc)"
+  ctest --test-dir build/cpp --no-tests=error --output-on-failure -j "$(nproc)"
 }
 
 step_sanitize() {
   build sanitize -DFP8AMP_SANITIZE=address,undefined
-  FP8AMP_TEST_QUICK=1 ctest --test-dir build/sanitize --output-on-failure -j "$(nproc)"
+  FP8AMP_TEST_QUICK=1 ctest --test-dir build/sanitize --no-tests=error --output-on-failure -j "$(nproc)"
   build threads -DFP8AMP_SANITIZE=thread -DFP8AMP_TEST_FILTER=thread
-  FP8AMP_TEST_QUICK=1 ctest --test-dir build/threads --output-on-failure
+  FP8AMP_TEST_QUICK=1 ctest --test-dir build/threads --no-tests=error --output-on-failure
 }
 
 step_compilers() {
