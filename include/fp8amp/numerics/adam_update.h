@@ -65,10 +65,22 @@ FP8AMP_HD double integer_power(double b, std::uint32_t n) {
 
 // Upper bound of |m'| / (sqrt(v') + eps) * step / lr over t steps of exact moments, by Cauchy-Schwarz on the two geometric sums:
 // (1-b1)/sqrt(1-b2) * sqrt(sum_i<t (b1^2/b2)^i) * sqrt(1-b2^t)/(1-b1^t); 1 at t = 1. The factor 1.25 is for the rounding of m and v.
+// Capped: where b1^2 > b2 the sum grows without end, and a scale made for it would leave the weights no bits. A larger update
+// saturates the largest weights for one step; the next step's scale fits them.
+inline constexpr double kMaxUpdateBound = 256;
 FP8AMP_HD double adam_update_bound(double b1, double b2, std::uint32_t t) {
   const double r = b2 > 0 ? b1 * b1 / b2 : 0.0;
   const double sum = r == 1.0 ? double(t) : (1 - integer_power(r, t)) / (1 - r);
-  return 1.25 * (1 - b1) / std::sqrt(1 - b2) * std::sqrt(sum) * std::sqrt(1 - integer_power(b2, t)) / (1 - integer_power(b1, t));
+  const double bound =
+      1.25 * (1 - b1) / std::sqrt(1 - b2) * std::sqrt(sum) * std::sqrt(1 - integer_power(b2, t)) / (1 - integer_power(b1, t));
+  return bound < kMaxUpdateBound ? bound : kMaxUpdateBound;
+}
+
+// g^2 must stay finite in FP32: a tensor whose largest gradient exceeds 2^60 is scaled down to it as a whole. (An infinite v is
+// stored as the largest finite one, and m / sqrt(v) of the next step would be a jump of 1e4 * lr and more.)
+inline constexpr float kMaxGradient = 0x1p60f;
+FP8AMP_HD float gradient_limit(float amax_g) {
+  return amax_g > kMaxGradient && is_finite(amax_g) ? kMaxGradient / amax_g : 1.0f;
 }
 
 // What is known before the pass: maxima of the stored values and of the dequantised gradient (after grad_scale).

@@ -1,43 +1,138 @@
-// Adam over a range of one tensor.
+// Adam over a range of one tensor, in blocks that stay in the L1 cache. numerics::adam_element is the definition.
+#include <algorithm>
+
+#include "kernels/cpu/isa/adam_o2.h"
 #include "kernels/cpu/isa/loops.h"
+#include "kernels/cpu/isa/simd.h"
 #include "kernels/element.h"
 
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
 namespace {
 
-// A state or weight in any precision: plain FP32, or codes under a scale.
-void store(void* y, DType type, std::int64_t i, float value, float scale, Rounding rounding, std::uint32_t key, std::uint64_t element) {
-  if (type == DType::kFloat32) return store_element(y, type, i, value);
-  const std::uint32_t random = rounding == Rounding::kStochastic ? numerics::random_bits(key, element) : 0;
-  store_code(y, type, i, value, scale, rounding, Overflow::kSaturate, random);
+using numerics::AdamElement;
+
+// Float32 tensors are worked on in place; the others are decoded into a buffer.
+float* load_block(void* x, DType type, std::int64_t n, float* buffer) {
+  if (type == DType::kFloat32) return static_cast<float*>(x);
+  dequantize({x, type, false, 1.0f, buffer, DType::kFloat32, n});
+  return buffer;
 }
 
-void store_second_moment(void* y, DType type, std::int64_t i, float v, float scale, Rounding rounding, std::uint32_t key, std::uint64_t element) {
-  using namespace numerics;
-  const std::uint32_t random = rounding == Rounding::kStochastic ? random_bits(key, element) : 0;
-  switch (type) {
-    case DType::kFloat16: static_cast<std::uint16_t*>(y)[i] = encode_second_moment<Fp16>(v, scale, rounding, random); break;
-    case DType::kE4M3: static_cast<std::uint8_t*>(y)[i] = encode_second_moment<E4M3>(v, scale, rounding, random); break;
-    case DType::kE5M2: static_cast<std::uint8_t*>(y)[i] = encode_second_moment<E5M2>(v, scale, rounding, random); break;
-    default: store_element(y, type, i, v); break;
+template <class Code>
+std::uint32_t largest_code(const void* codes, std::int64_t n) {
+  const Code* c = static_cast<const Code*>(codes);
+  constexpr Code kMagnitude = static_cast<Code>(~Code(0)) >> 1;
+  Code max = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Code a = c[i] & kMagnitude;
+    max = a > max ? a : max;
   }
+  return max;
 }
+
+template <class Code>
+void keep_above_zero(void* codes, const float* v, std::int64_t n) {
+  Code* c = static_cast<Code*>(codes);
+  for (std::int64_t i = 0; i < n; ++i) c[i] = c[i] == 0 && v[i] > 0.0f ? Code(1) : c[i];
+}
+
+enum class Role : std::uint8_t { kAny, kSecondMoment };
+
+struct BlockStore {
+  void* y;
+  DType type;
+  float scale;
+  Rounding rounding;
+  std::uint32_t key;
+};
+
+// Encodes a block (float32 is already in place); returns the largest code.
+std::uint32_t store_block(const BlockStore& s, const float* x, std::int64_t n, std::uint64_t first, std::uint32_t float_max, Role role) {
+  if (s.type == DType::kFloat32) return float_max;
+  cast({x, DType::kFloat32, false, 1.0f, s.y, s.type, s.scale, n, s.rounding, Overflow::kSaturate, s.key, first});
+  const bool byte = is_float8(s.type);
+  if (role == Role::kSecondMoment) byte ? keep_above_zero<std::uint8_t>(s.y, x, n) : keep_above_zero<std::uint16_t>(s.y, x, n);
+  return byte ? largest_code<std::uint8_t>(s.y, n) : largest_code<std::uint16_t>(s.y, n);
+}
+
+// adam_element on n elements in place; returns the bits of the largest magnitudes.
+AdamMaxima update_block(const AdamScalars& s, float* p, const float* g, float* m, float* v, std::int64_t n) {
+  const F32 grad = all(s.grad), m_keep = all(s.m_keep), m_add = all(s.m_add), v_keep = all(s.v_keep), v_add = all(s.v_add);
+  const F32 eps = all(s.eps), step = all(s.step), p_keep = all(s.p_keep), p_l2 = all(s.p_l2);
+  const bool l2 = s.p_l2 != 0.0f;
+  U32 max_p{}, max_m{}, max_v{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F32 P = load<F32>(p + i);
+    F32 G = load<F32>(g + i) * grad;
+    if (l2) G = G + P * p_l2;
+    const F32 M = load<F32>(m + i) * m_keep + m_add * G;
+    const F32 V = load<F32>(v + i) * v_keep + v_add * (G * G);
+    const F32 W = P * p_keep - step * (M / (sqrt(V) + eps));
+    store(m + i, M);
+    store(v + i, V);
+    store(p + i, W);
+    max_p = max_bits(max_p, magnitude(W));
+    max_m = max_bits(max_m, magnitude(M));
+    max_v = max_bits(max_v, magnitude(V));
+  }
+  AdamMaxima max{largest(max_p), largest(max_m), largest(max_v)};
+  for (; i < n; ++i) {
+    const AdamElement e = numerics::adam_element(s, p[i], g[i], m[i], v[i]);
+    p[i] = e.p, m[i] = e.m, v[i] = e.v;
+    max = {numerics::max_bits(max.p, numerics::abs_bits(e.p)), numerics::max_bits(max.m, numerics::abs_bits(e.m)),
+           numerics::max_bits(max.v, numerics::abs_bits(e.v))};
+  }
+  return max;
+}
+
+AdamMaxima largest_of(const AdamMaxima& a, const AdamMaxima& b) {
+  return {std::max(a.p, b.p), std::max(a.m, b.m), std::max(a.v, b.v)};
+}
+
+AdamMaxima any_types(const AdamLoop& l) {
+  alignas(64) float p_buffer[kBlock], g_buffer[kBlock], m_buffer[kBlock], v_buffer[kBlock];
+  AdamMaxima max{};
+  for (std::int64_t i = 0; i < l.n; i += kBlock) {
+    const std::int64_t n = std::min(kBlock, l.n - i);
+    const std::uint64_t first = l.first + static_cast<std::uint64_t>(i);
+    const BlockStore p_store{element_pointer(l.p, l.p_type, i), l.p_type, l.scalars.p_scale, l.p_rounding, l.p_key};
+    const BlockStore m_store{element_pointer(l.m, l.m_type, i), l.m_type, l.scalars.m_scale, l.m_rounding, l.m_key};
+    const BlockStore v_store{element_pointer(l.v, l.v_type, i), l.v_type, l.scalars.v_scale, l.v_rounding, l.v_key};
+    float* p = load_block(p_store.y, l.p_type, n, p_buffer);
+    float* m = load_block(m_store.y, l.m_type, n, m_buffer);
+    float* v = load_block(v_store.y, l.v_type, n, v_buffer);
+    const float* g = load_block(const_cast<void*>(element_pointer(l.g, l.g_type, i)), l.g_type, n, g_buffer);
+    const AdamMaxima floats = update_block(l.scalars, p, g, m, v, n);
+    max = largest_of(max, {store_block(p_store, p, n, first, floats.p, Role::kAny), store_block(m_store, m, n, first, floats.m, Role::kAny),
+                           store_block(v_store, v, n, first, floats.v, Role::kSecondMoment)});
+  }
+  return max;
+}
+
+#ifdef FP8AMP_ADAM_O2
+AdamLoop part(const AdamLoop& l, std::int64_t begin, std::int64_t end) {
+  AdamLoop r = l;
+  r.p = element_pointer(l.p, l.p_type, begin);
+  r.g = element_pointer(l.g, l.g_type, begin);
+  r.m = element_pointer(l.m, l.m_type, begin);
+  r.v = element_pointer(l.v, l.v_type, begin);
+  r.n = end - begin;
+  r.first = l.first + static_cast<std::uint64_t>(begin);
+  return r;
+}
+#endif
 
 }  // namespace
 
-AdamMaxima adam(const AdamLoop& l) {
-  using namespace numerics;
-  AdamMaxima max{};
-  for (std::int64_t i = 0; i < l.n; ++i) {
-    const AdamElement e = adam_element(l.scalars, load_element(l.p, l.p_type, i), load_element(l.g, l.g_type, i),
-                                       load_element(l.m, l.m_type, i), load_element(l.v, l.v_type, i));
-    max = {max_bits(max.p, abs_bits(e.p)), max_bits(max.m, abs_bits(e.m)), max_bits(max.v, abs_bits(e.v))};
-    const std::uint64_t element = l.first + std::uint64_t(i);
-    store(l.p, l.p_type, i, e.p, l.scalars.p_scale, l.p_rounding, l.p_key, element);
-    store(l.m, l.m_type, i, e.m, l.scalars.m_scale, l.m_rounding, l.m_key, element);
-    store_second_moment(l.v, l.v_type, i, e.v, l.scalars.v_scale, l.v_rounding, l.v_key, element);
+AdamMaxima adam(const AdamLoop& loop) {
+#ifdef FP8AMP_ADAM_O2
+  if (is_o2(loop)) {
+    const std::int64_t whole = loop.n / kGroup * kGroup;
+    return largest_of(adam_o2(part(loop, 0, whole)), any_types(part(loop, whole, loop.n)));
   }
-  return max;
+#endif
+  return any_types(loop);
 }
 
 }  // namespace fp8amp::kernels::cpu::FP8AMP_ISA

@@ -90,7 +90,7 @@ struct AdamLoop {
   std::uint64_t first;
 };
 struct AdamMaxima {
-  std::uint32_t p, m, v;  // bits of the largest unrounded |p'|, |m'|, v'
+  std::uint32_t p, m, v;  // the largest codes written, without their signs (float32: bits of |x|): NaN > Inf > finite
 };
 
 struct Loops {

@@ -1,0 +1,92 @@
+// Adam on the CPU: scales before the pass, the pass over all tensors, maxima after it.
+#include "kernels/adam.h"
+
+#include <atomic>
+#include <vector>
+
+#include "kernels/adam_step.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/tensor_blocks.h"
+#include "kernels/element.h"
+
+namespace fp8amp::kernels::cpu {
+namespace {
+
+constexpr std::int64_t kGrain = 32;  // blocks a thread is woken for
+
+// A maximum that threads raise: its value does not depend on their order.
+class SharedMaximum {
+ public:
+  void raise(std::uint32_t bits) {
+    std::uint32_t seen = bits_.load(std::memory_order_relaxed);
+    while (seen < bits && !bits_.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+    }
+  }
+  std::uint32_t get() const { return bits_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint32_t> bits_{0};
+};
+
+struct TensorMaxima {
+  SharedMaximum p, m, v;
+};
+
+AdamLoop make_loop(const AdamArgs& args, const AdamTensor& x, const AdamStep& step) {
+  AdamLoop loop{};
+  loop.p_type = x.p_type, loop.g_type = x.g_type, loop.m_type = x.m_type, loop.v_type = x.v_type;
+  loop.scalars = step.scalars;
+  loop.p_rounding = args.p_rounding, loop.m_rounding = args.m_rounding, loop.v_rounding = args.v_rounding;
+  loop.p_key = numerics::random_key(args.seed, step.t, x.id, kMasterStream);
+  loop.m_key = numerics::random_key(args.seed, step.t, x.id, kMomentStream);
+  loop.v_key = numerics::random_key(args.seed, step.t, x.id, kSecondMomentStream);
+  return loop;
+}
+
+void point_at(AdamLoop& loop, const AdamTensor& x, std::int64_t first, std::int64_t n) {
+  loop.p = element_pointer(x.p, x.p_type, first);
+  loop.g = element_pointer(x.g, x.g_type, first);
+  loop.m = element_pointer(x.m, x.m_type, first);
+  loop.v = element_pointer(x.v, x.v_type, first);
+  loop.n = n;
+  loop.first = static_cast<std::uint64_t>(first);
+}
+
+}  // namespace
+
+void grad_amax(const AdamArgs& args, float* found_inf) {
+  std::vector<SharedMaximum> maxima(args.tensors.size());
+  for_each_run(args.tensors, kGrain, [&](std::size_t i, std::int64_t first, std::int64_t n) {
+    const AdamTensor& x = args.tensors[i];
+    maxima[i].raise(loops().amax(element_pointer(x.g, x.g_type, first), x.g_type, n));
+  });
+  bool finite = true;
+  for (std::size_t i = 0; i < maxima.size(); ++i) {
+    const AdamTensor& x = args.tensors[i];
+    const float amax = numerics::bits_float(maxima[i].get());
+    x.amax[3] = x.g_scale_inv ? amax * *x.g_scale_inv : amax;
+    finite = finite && numerics::is_finite(x.amax[3]);
+  }
+  *found_inf = finite ? 0.0f : 1.0f;
+}
+
+void adam(const AdamArgs& args) {
+  if (args.found_inf && *args.found_inf != 0.0f) return;
+  const float grad_scale = args.grad_scale ? *args.grad_scale : 1.0f;
+  std::vector<AdamStep> steps;
+  steps.reserve(args.tensors.size());
+  for (const AdamTensor& x : args.tensors) steps.push_back(prepare_adam_step(x, args.hyper, grad_scale));
+  std::vector<TensorMaxima> maxima(args.tensors.size());
+  for_each_run(args.tensors, kGrain, [&](std::size_t i, std::int64_t first, std::int64_t n) {
+    AdamLoop loop = make_loop(args, args.tensors[i], steps[i]);
+    point_at(loop, args.tensors[i], first, n);
+    const AdamMaxima max = loops().adam(loop);
+    maxima[i].p.raise(max.p);
+    maxima[i].m.raise(max.m);
+    maxima[i].v.raise(max.v);
+  });
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    finish_adam_step(args.tensors[i], steps[i], maxima[i].p.get(), maxima[i].m.get(), maxima[i].v.get());
+}
+
+}  // namespace fp8amp::kernels::cpu
