@@ -2,11 +2,11 @@
 
     python benchmarks/cpu.py                      # everything, about 15 minutes on 2 cores
     python benchmarks/cpu.py --only casts gemm    # groups: casts, gemm, adam, step
-    python benchmarks/cpu.py --json results.json  # a list of {name, threads, ours_s, baseline_s, ratio, goal, floor, baseline}
+    python benchmarks/cpu.py --json results.json  # a list of rows: name, threads, ours_s, baseline_s, ratio, goal, floor
 
-A ratio below 1 means faster than the baseline. "goal" and "floor" are what the CPU backend aims for and what it must not miss. The
-comparisons with torchao and bitsandbytes need `pip install --no-deps torchao==0.18.0 bitsandbytes`; without them those rows are left
-out and the output says so.
+A ratio below 1 means faster than the baseline. "goal" and "floor" are what the CPU backend aims for and what it must
+not miss. The comparisons with torchao and bitsandbytes need `pip install --no-deps torchao==0.18.0 bitsandbytes`;
+without them those rows are left out and the output says so.
 """
 
 from __future__ import annotations
@@ -60,12 +60,9 @@ def main() -> None:
             torch.set_num_threads(threads)
             for row in GROUPS[group](threads, args.elements):
                 rows.append(row)
+                times = f"{row.threads:7d} {row.ours_s * 1e3:8.2f}ms {row.baseline_s * 1e3:8.2f}ms {row.ratio:6.2f}"
                 limits = f"{row.goal:5.2f} {row.floor:5.2f}" if row.goal and row.floor else f"{'-':>5s} {'-':>5s}"
-                print(
-                    f"{row.name:44s} {row.threads:7d} {row.ours_s * 1e3:8.2f}ms {row.baseline_s * 1e3:8.2f}ms {row.ratio:6.2f} {limits}"
-                    f"  {row.verdict:6s} vs {row.baseline}",
-                    flush=True,
-                )
+                print(f"{row.name:44s} {times} {limits}  {row.verdict:6s} vs {row.baseline}", flush=True)
     if args.json:
         args.json.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
         print(f"wrote {args.json}")

@@ -1,4 +1,4 @@
-"""A whole training step of a GPT of about 10 M parameters: O2 against torch FP32, BF16 autocast and torchao's float8 training."""
+"""A training step of a GPT of about 10 M parameters: O2 against torch FP32, BF16 autocast and torchao's float8."""
 
 from __future__ import annotations
 

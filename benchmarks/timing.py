@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. ratio = ours_s / baseline_s as the median over the rounds; goal and floor are ratios, None where there is none."""
+    """One comparison: medians, and ratio = ours / baseline as the median over the rounds. goal and floor are ratios."""
 
     name: str
     threads: int
