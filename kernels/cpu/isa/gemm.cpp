@@ -1,21 +1,237 @@
 // FP8 GEMM: one FP32 chain per element, in the order of k.
+//
+// A product of two FP8 values is exact in FP32, so fused and separate multiply-add give the same bits, and with one chain
+// per element so does every vector width, blocking and number of threads. Definition of element (m, n):
+//   sum = 0; for k: sum = sum + A[m, k] * B[k, n]
+//   d = sum * a_scale_inv * b_scale_inv; d = d + bias[n]; d = old + d (accumulate); one rounding to d_type
+//
+// Loops (BLIS): columns of B, rows of A, blocks of k, panels. Between blocks of k the sums of a block of D rest in a
+// buffer, tile by tile, so D is written once and never read except to accumulate.
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "kernels/cpu/isa/gemm_pack.h"
 #include "kernels/cpu/isa/loops.h"
 #include "kernels/element.h"
 
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
+namespace {
+
+// Tile of D held in registers: kTileRows x kTileColumns, accumulators + one row of B + one broadcast.
+// The 64-byte shape was verified by compiling this file for x86-64-v3 with FP8AMP_GEMM_VECTOR_BYTES=64 (GCC splits the vectors).
+#ifndef FP8AMP_GEMM_VECTOR_BYTES
+#if defined(__AVX512F__)
+#define FP8AMP_GEMM_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define FP8AMP_GEMM_VECTOR_BYTES 32
+#else
+#define FP8AMP_GEMM_VECTOR_BYTES 16
+#endif
+#endif
+constexpr int kBytes = FP8AMP_GEMM_VECTOR_BYTES, kLanes = kBytes / 4;
+#if defined(__x86_64__)
+constexpr int kTileRows = kBytes == 64 ? 14 : 6, kVectors = 2;
+#else
+constexpr int kTileRows = 6, kVectors = 4;  // 32 registers of 16 bytes
+#endif
+constexpr int kTileColumns = kVectors * kLanes, kTile = kTileRows * kTileColumns;
+constexpr std::int64_t kBlockK = 256;                // a panel of B stays in L1,
+constexpr std::int64_t kPackRows = 96 / kTileRows * kTileRows;  // a block of A in L2,
+constexpr std::int64_t kBlockRows = 1024, kBlockColumns = 1024;  // a block of B and the sums in L3
+
+typedef float Vector __attribute__((vector_size(kBytes)));
+typedef float UnalignedVector __attribute__((vector_size(kBytes), aligned(4), may_alias));
+
+inline Vector load(const float* p) { return *reinterpret_cast<const UnalignedVector*>(p); }
+inline void store(float* p, Vector v) { *reinterpret_cast<UnalignedVector*>(p) = v; }
+inline Vector broadcast(float x) { return x - Vector{}; }
+
+inline Vector multiply_add(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__) && FP8AMP_GEMM_VECTOR_BYTES == 64
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__) && FP8AMP_GEMM_VECTOR_BYTES == 32
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return c + a * b;
+#endif
+}
+
+// What happens to the sums of the last block of k on their way out.
+struct Finish {
+  Vector a_scale_inv, b_scale_inv;
+  const float* bias;  // of the tile's columns, or null
+};
+
+// The block's share of a tile's chains: sums go on from `start` (null: from 0), rows kTileColumns apart, and end in `out`.
+template <int Rows>
+void multiply_tile(const float* __restrict a, const float* __restrict b, std::int64_t kc, const float* start,
+                   float* out, std::int64_t out_row, const Finish* finish) {
+  Vector sum[Rows][kVectors];
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < kVectors; ++j)
+      sum[i][j] = start ? load(start + i * kTileColumns + j * kLanes) : Vector{};
+#pragma GCC unroll 4
+  for (std::int64_t k = 0; k < kc; ++k, a += kTileRows, b += kTileColumns) {
+    Vector bk[kVectors];
+    for (int j = 0; j < kVectors; ++j) bk[j] = load(b + j * kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i) {
+      const Vector x = broadcast(a[i]);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = multiply_add(x, bk[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      Vector d = sum[i][j];
+      if (finish) {
+        d = d * finish->a_scale_inv * finish->b_scale_inv;
+        if (finish->bias) d = d + load(finish->bias + j * kLanes);
+      }
+      store(out + i * out_row + j * kLanes, d);
+    }
+}
+
+using TileFunction = void (*)(const float*, const float*, std::int64_t, const float*, float*, std::int64_t,
+                              const Finish*);
+template <std::size_t... I>
+constexpr TileFunction tile_function(int rows, std::index_sequence<I...>) {
+  constexpr TileFunction kFunctions[] = {multiply_tile<I + 1>...};
+  return kFunctions[rows - 1];
+}
+
+// Memory of a thread, kept for the next call.
+class Buffer {
+ public:
+  ~Buffer() { std::free(data_); }
+  float* get(std::int64_t n) {
+    if (n > size_) {
+      std::free(data_);
+      size_ = (n + 1023) / 1024 * 1024;
+      data_ = static_cast<float*>(std::aligned_alloc(4096, size_ * sizeof(float)));
+      if (!data_) {
+        size_ = 0;
+        throw std::bad_alloc();
+      }
+    }
+    return data_;
+  }
+
+ private:
+  float* data_ = nullptr;
+  std::int64_t size_ = 0;
+};
+struct Workspace {
+  Buffer a, b, sums, bias;
+};
+
+std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+// The size of equal blocks, multiples of `unit`, of at most `most` elements (a multiple of unit too).
+std::int64_t equal_blocks(std::int64_t total, std::int64_t most, std::int64_t unit) {
+  const std::int64_t blocks = total <= most ? 1 : (total + most - 1) / most;
+  const std::int64_t size = ((total + blocks - 1) / blocks + unit - 1) / unit * unit;
+  return size > 0 ? size : unit;
+}
+
+// A finished tile whose D is not plain FP32, or which overlaps D's edge: + old D, rounding.
+void store_tile(const GemmLoop& l, const float* tile, std::int64_t m, std::int64_t n, int rows, int columns) {
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) {
+      const std::int64_t i = (m + r) * l.d_row + n + c;
+      float d = tile[r * kTileColumns + c];
+      if (l.accumulate) d = load_element(l.d, l.d_type, i) + d;
+      store_element(l.d, l.d_type, i, d);
+    }
+}
+
+// Block [m0, m1) x [n0, n1) of D.
+struct Block {
+  std::int64_t m0, m1, n0, n1;
+};
+
+// One packed block of A times the packed block of B.
+struct Step {
+  const float *a, *b;
+  std::int64_t kc;
+  bool first, last;
+  float* sums;        // of the block of D: panel of columns, panel of rows, tile
+  std::int64_t panels;  // of rows
+};
+
+void multiply_panels(const GemmLoop& l, const Block& block, const Step& step, std::int64_t m0, std::int64_t m1,
+                     const float* bias) {
+  alignas(64) float tile[kTile];
+  Finish finish{broadcast(l.a_scale_inv), broadcast(l.b_scale_inv), nullptr};
+  const bool direct = l.d_type == DType::kFloat32 && !l.accumulate;
+  for (std::int64_t n = block.n0; n < block.n1; n += kTileColumns) {
+    const std::int64_t column_panel = (n - block.n0) / kTileColumns;
+    const float* b = step.b + column_panel * kTileColumns * step.kc;
+    const int columns = static_cast<int>(smaller(kTileColumns, block.n1 - n));
+    if (bias) finish.bias = bias + (n - block.n0);
+    for (std::int64_t m = m0; m < m1; m += kTileRows) {
+      const float* a = step.a + (m - m0) * step.kc;
+      const int rows = static_cast<int>(smaller(kTileRows, m1 - m));
+      float* sums = step.sums + (column_panel * step.panels + (m - block.m0) / kTileRows) * kTile;
+      const TileFunction multiply = tile_function(rows, std::make_index_sequence<kTileRows>());
+      const float* start = step.first ? nullptr : sums;
+      if (!step.last) {
+        multiply(a, b, step.kc, start, sums, kTileColumns, nullptr);
+      } else if (direct && columns == kTileColumns) {
+        multiply(a, b, step.kc, start, static_cast<float*>(l.d) + m * l.d_row + n, l.d_row, &finish);
+      } else {
+        multiply(a, b, step.kc, start, tile, kTileColumns, &finish);
+        store_tile(l, tile, m, n, rows, columns);
+      }
+    }
+  }
+}
+
+void multiply_block(const GemmLoop& l, const Block& block, Workspace& w, const float* bias) {
+  const Operand a{l.a, l.a_row, l.a_k, l.a_e5m2}, b{l.b, l.b_row, l.b_k, l.b_e5m2};
+  const std::int64_t block_k = equal_blocks(l.k, kBlockK, 16);
+  const std::int64_t row_panels = (block.m1 - block.m0 + kTileRows - 1) / kTileRows;
+  const std::int64_t column_panels = (block.n1 - block.n0 + kTileColumns - 1) / kTileColumns;
+  const std::int64_t pack_rows = equal_blocks(block.m1 - block.m0, kPackRows, kTileRows);
+  Step step{};
+  float* packed_a = w.a.get(pack_rows * block_k + kPackSlack);
+  float* packed_b = w.b.get(column_panels * kTileColumns * block_k + kPackSlack);
+  step.sums = l.k > block_k ? w.sums.get(row_panels * column_panels * kTile) : nullptr;
+  step.a = packed_a;
+  step.b = packed_b;
+  step.panels = row_panels;
+  for (std::int64_t k = 0; k == 0 || k < l.k; k += block_k) {
+    step.kc = smaller(block_k, l.k - k);
+    step.first = k == 0;
+    step.last = k + block_k >= l.k;
+    pack<kTileColumns>(b, block.n0, block.n1, k, step.kc, packed_b);
+    for (std::int64_t m = block.m0; m < block.m1; m += pack_rows) {
+      const std::int64_t end = smaller(m + pack_rows, block.m1);
+      pack<kTileRows>(a, m, end, k, step.kc, packed_a);
+      multiply_panels(l, block, step, m, end, bias);
+    }
+  }
+}
+
+}  // namespace
 
 void gemm(const GemmLoop& l) {
-  const DType a_type = l.a_e5m2 ? DType::kE5M2 : DType::kE4M3, b_type = l.b_e5m2 ? DType::kE5M2 : DType::kE4M3;
-  for (std::int64_t m = l.m0; m < l.m1; ++m)
-    for (std::int64_t n = l.n0; n < l.n1; ++n) {
-      float sum = 0.0f;
-      for (std::int64_t k = 0; k < l.k; ++k)
-        sum = sum + load_element(l.a, a_type, m * l.a_row + k * l.a_k) * load_element(l.b, b_type, n * l.b_row + k * l.b_k);
-      float d = sum * l.a_scale_inv * l.b_scale_inv;
-      if (l.bias) d = d + load_element(l.bias, l.bias_type, n);
-      if (l.accumulate) d = load_element(l.d, l.d_type, m * l.d_row + n) + d;
-      store_element(l.d, l.d_type, m * l.d_row + n, d);
+  static thread_local Workspace workspace;
+  const std::int64_t rows = equal_blocks(l.m1 - l.m0, l.k > kBlockK ? kBlockRows : l.m1 - l.m0, kTileRows);
+  const std::int64_t columns = equal_blocks(l.n1 - l.n0, kBlockColumns, kTileColumns);
+  for (std::int64_t n = l.n0; n < l.n1; n += columns) {
+    const std::int64_t n1 = smaller(n + columns, l.n1);
+    const float* bias = nullptr;
+    if (l.bias) {
+      float* values = workspace.bias.get(columns);
+      for (std::int64_t i = 0; i < columns; ++i) values[i] = n + i < n1 ? load_element(l.bias, l.bias_type, n + i) : 0.0f;
+      bias = values;
     }
+    for (std::int64_t m = l.m0; m < l.m1; m += rows) multiply_block(l, {m, smaller(m + rows, l.m1), n, n1}, workspace, bias);
+  }
 }
 
 }  // namespace fp8amp::kernels::cpu::FP8AMP_ISA
