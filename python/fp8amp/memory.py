@@ -1,0 +1,154 @@
+"""fp8amp.memory_report: what a training run holds, in bytes by kind of tensor, and per parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .module_filter import fp8_layers
+from .nn.weight_cache import fp8_weight_bytes
+from .optim.state import is_managed
+from .scaled_tensor import ScaledTensor
+
+COPIES = "FP8 copies of weights"
+
+
+def memory_bytes(x: Tensor) -> int:
+    """Bytes that the elements of x take: of payload and scale for a ScaledTensor, whose `nbytes` tells of its logical dtype."""
+    if isinstance(x, ScaledTensor):
+        return x.payload.nbytes + x.scale_inv.nbytes
+    return x.nbytes
+
+
+@dataclass
+class MemoryRow:
+    """One kind of tensor. `bytes` is what a training step holds of it, `allocated` what exists now, `when` at which moment it exists."""
+
+    kind: str
+    when: str
+    tensors: int = 0
+    bytes: int = 0
+    allocated: int = 0
+
+    def add(self, held: int, allocated: int) -> None:
+        """Count one tensor."""
+        self.tensors, self.bytes, self.allocated = self.tensors + 1, self.bytes + held, self.allocated + allocated
+
+
+@dataclass
+class MemoryReport:
+    """The table of `memory_report`. str() is the table.
+
+    Attributes:
+        rows: by kind of tensor; the copies of FP8 weights are a row of their own.
+        fp8_parameters, plain_parameters: numbers of elements in FP8 layers' weights and in all other parameters.
+        total_bytes: weights, gradients and states of all parameters.
+        bytes_per_parameter: weight + gradient + states of the FP8-managed parameters (of all, in a model without), per element.
+        peak_bytes: total_bytes and the FP8 copies, between forward and optimizer step; activations come on top.
+    """
+
+    rows: list[MemoryRow]
+    fp8_parameters: int
+    plain_parameters: int
+    managed_bytes: int = field(repr=False)
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, gradients and states of all parameters."""
+        return sum(row.bytes for row in self.rows if row.kind != COPIES)
+
+    @property
+    def peak_bytes(self) -> int:
+        """total_bytes and the FP8 copies of weights."""
+        return sum(row.bytes for row in self.rows)
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """See the class."""
+        if self.fp8_parameters:
+            return self.managed_bytes / self.fp8_parameters
+        return self.total_bytes / max(self.plain_parameters, 1)
+
+    def __str__(self) -> str:
+        numbers = {"FP8": self.fp8_parameters, "plain": self.plain_parameters}
+        lines = [f"{'kind':26s} {'tensors':>7s} {'bytes':>15s} {'B/param':>8s} {'now':>15s}  exists"]
+        for row in self.rows:
+            count = numbers["plain" if row.kind.startswith("plain") else "FP8"]
+            lines.append(f"{row.kind:26s} {row.tensors:7d} {row.bytes:15,d} {row.bytes / max(count, 1):8.3f} "
+                         f"{row.allocated:15,d}  {row.when}")
+        lines.append(f"{'total without copies':26s} {'':7s} {self.total_bytes:15,d}")
+        lines.append(f"{self.fp8_parameters:,d} parameters in FP8 layers, {self.plain_parameters:,d} others; "
+                     f"{self.bytes_per_parameter:.3f} bytes per {'FP8-managed ' if self.fp8_parameters else ''}parameter "
+                     "(weight + gradient + states)")
+        return "\n".join(lines)
+
+
+_ALWAYS = "always"
+_AFTER_BACKWARD = "from backward to zero_grad"
+_AFTER_STEP = "from the first step on"
+
+
+def memory_report(model: nn.Module, optimizer: Optimizer | None = None) -> MemoryReport:
+    """Count what model and optimizer hold.
+
+    A gradient that does not exist at the moment is counted with the bytes it will have (E4M3 and a scale for an FP8 layer's
+    weight), and so are the FP8 copies; the column `now` has what is allocated. Shared parameters count once.
+
+    Raises TypeError if model or optimizer is of another kind.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"memory_report: model must be a torch.nn.Module, got {type(model).__name__}")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"memory_report: optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    table = _Table()
+    layers = {id(layer.weight): layer for layer in fp8_layers(model).values()}
+    for parameter in model.parameters():
+        layer = layers.get(id(parameter))
+        dense_gradient = layer is None or layer.gradient_format is None
+        table.count_parameter(parameter, dense_gradient, copied=layer is not None and layer.gemm == "fp8")
+        if optimizer is not None and parameter in optimizer.state:
+            table.count_states(parameter, optimizer.state[parameter])
+    return MemoryReport(list(table.rows.values()), table.managed_elements, table.plain_elements, table.managed_bytes)
+
+
+class _Table:
+    """The rows while they are counted."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, MemoryRow] = {}
+        self.managed_elements = self.plain_elements = self.managed_bytes = 0
+
+    def _add(self, managed: bool, kind: str, when: str, held: int, allocated: int) -> None:
+        name = kind if managed else f"plain {kind}"
+        self.rows.setdefault(name, MemoryRow(name, when)).add(held, allocated)
+        if managed and kind != COPIES:
+            self.managed_bytes += held
+
+    def count_parameter(self, parameter: Tensor, dense_gradient: bool, copied: bool) -> None:
+        managed = is_managed(parameter)
+        if managed:
+            self.managed_elements += parameter.numel()
+        else:
+            self.plain_elements += parameter.numel()
+        if isinstance(parameter, ScaledTensor):
+            self._add(managed, "weight payload", _ALWAYS, parameter.payload.nbytes, parameter.payload.nbytes)
+            self._add(managed, "weight scale", _ALWAYS, parameter.scale_inv.nbytes, parameter.scale_inv.nbytes)
+        else:
+            self._add(managed, "weight payload" if managed else "parameter", _ALWAYS, parameter.nbytes, parameter.nbytes)
+        if parameter.requires_grad:
+            expected = parameter.numel() * (parameter.dtype.itemsize if dense_gradient else 1) + (0 if dense_gradient else 4)
+            now = 0 if parameter.grad is None else memory_bytes(parameter.grad)
+            self._add(managed, "gradient", _AFTER_BACKWARD, now or expected, now)
+        if copied and not (isinstance(parameter, ScaledTensor) and parameter.format is torch.float8_e4m3fn):
+            now = fp8_weight_bytes(parameter)
+            self._add(True, COPIES, "from forward to optimizer step", parameter.numel() + 4, now)
+
+    def count_states(self, parameter: Tensor, state: dict[str, object]) -> None:
+        managed = is_managed(parameter)
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                kind = name if value.shape == parameter.shape and value.dim() else "step, amax"
+                self._add(managed, kind, _AFTER_STEP, memory_bytes(value), memory_bytes(value))

@@ -1,0 +1,152 @@
+"""Scaling recipes: how the scales of a linear layer's FP8 operands are chosen.
+
+``scale`` multiplies into the format; scale = fmax / (amax * 2^margin), rounded down to a power of two or kept exact.
+
+============  ==================================================================  ================================================
+recipe        scale from                                                          source
+============  ==================================================================  ================================================
+current       the amax of the tensor being cast                                   FP8-AMAX, arXiv 2309.17224; MS-AMP's in-time scaling
+delayed       the largest amax of the last casts                                  Transformer Engine
+constant      one bias for all: scale = 2^bias                                    FP8-CSCALE, arXiv 2309.17224
+============  ==================================================================  ================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import _ops
+from .policies import Overflow, ScaleRounding, scale_rule
+
+
+class Recipe:
+    """Base of the recipes. `cast` turns one operand of a GEMM into FP8."""
+
+    window = 0
+    """Length of the amax history that `cast` needs; 0: none."""
+
+    def cast(
+        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        update: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """(payload, scale_inv) of x * x_scale_inv, x contiguous.
+
+        `history`: float32 [window + 2], where the recipe keeps one. `update`: this cast counts (training, not a recomputation).
+        """
+        raise NotImplementedError
+
+
+def _check(recipe: str, name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{recipe}: {name} must be an integer, got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{recipe}: {name} must be from {low} to {high}, got {value}")
+
+
+@dataclass(frozen=True)
+class CurrentScaling(Recipe):
+    """The scale of each cast comes from the amax of the very tensor. The default.
+
+    Args:
+        margin: leaves 2^margin of head-room; -16 to 16.
+        scale_rounding: ``"power_of_two"`` or ``"exact"``.
+    """
+
+    margin: int = 0
+    scale_rounding: str = "power_of_two"
+
+    def __post_init__(self) -> None:
+        _check("CurrentScaling", "margin", self.margin, -16, 16)
+        ScaleRounding.parse(self.scale_rounding, "CurrentScaling: scale_rounding")
+
+    def cast(
+        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        update: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        rule = scale_rule(self.scale_rounding)
+        payload, scale_inv, _ = _ops.quantize(
+            x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow)
+        return payload, scale_inv
+
+
+@dataclass(frozen=True)
+class DelayedScaling(Recipe):
+    """Activations and output gradients are scaled by the largest amax of their last `history` casts.
+
+    Until the history is full, and after a non-finite amax, the scale is the current one. Weights, which are cast once a step,
+    always take the current scale. Evaluation and recomputation inside a backward pass leave the histories alone; a forward in
+    training mode under ``no_grad`` counts, since reentrant checkpointing runs its forward in that way: use ``eval()`` to validate.
+
+    Args:
+        history: number of casts, 1 to 4096.
+        margin: leaves 2^margin of head-room; -16 to 16.
+        scale_rounding: ``"power_of_two"`` or ``"exact"``.
+    """
+
+    history: int = 16
+    margin: int = 0
+    scale_rounding: str = "power_of_two"
+
+    def __post_init__(self) -> None:
+        _check("DelayedScaling", "history", self.history, 1, 4096)
+        _check("DelayedScaling", "margin", self.margin, -16, 16)
+        ScaleRounding.parse(self.scale_rounding, "DelayedScaling: scale_rounding")
+
+    @property
+    def window(self) -> int:  # type: ignore[override]
+        """Length of the amax history."""
+        return self.history
+
+    def cast(
+        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        update: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        rule = scale_rule(self.scale_rounding)
+        if history is None:
+            payload, scale_inv, _ = _ops.quantize(
+                x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow)
+        else:
+            payload, scale_inv, _ = _ops.quantize_delayed(
+                x, x_scale_inv, format, history, update=update, scale_rounding=rule, margin=self.margin, overflow=overflow)
+        return payload, scale_inv
+
+
+@dataclass(frozen=True)
+class ConstantScaling(Recipe):
+    """scale = 2^bias for every activation and weight, 2^gradient_bias for every output gradient; no amax is taken.
+
+    Args:
+        bias: -31 to 31.
+        gradient_bias: -31 to 31; by default the same as `bias`.
+    """
+
+    bias: int
+    gradient_bias: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("ConstantScaling", "bias", self.bias, -31, 31)
+        if self.gradient_bias is not None:
+            _check("ConstantScaling", "gradient_bias", self.gradient_bias, -31, 31)
+
+    def cast(
+        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        update: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        gradient = overflow == Overflow.NAN and self.gradient_bias is not None
+        bias = self.gradient_bias if gradient and self.gradient_bias is not None else self.bias
+        scale = torch.full((), 2.0**bias, dtype=torch.float32, device=x.device)
+        payload, scale_inv, _ = _ops.quantize(x, x_scale_inv, format, scale=scale, overflow=overflow)
+        return payload, scale_inv
+
+
+def check_recipe(recipe: object, argument: str) -> Recipe:
+    """`recipe` itself, or CurrentScaling() for None; TypeError naming `argument` for anything else."""
+    if recipe is None:
+        return CurrentScaling()
+    if not isinstance(recipe, Recipe) or type(recipe) is Recipe:
+        raise TypeError(
+            f"{argument} must be CurrentScaling(...), DelayedScaling(...) or ConstantScaling(...), got {recipe!r}")
+    return recipe
