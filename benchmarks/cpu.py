@@ -2,7 +2,7 @@
 
     python benchmarks/cpu.py                      # everything, about 15 minutes on 2 cores
     python benchmarks/cpu.py --only casts gemm    # groups: casts, gemm, adam, step
-    python benchmarks/cpu.py --json results.json  # a list of rows: name, threads, ours_s, baseline_s, ratio, goal, floor
+    python benchmarks/cpu.py --json results.json  # a list of {name, threads, ours_s, baseline_s, ratio, goal, floor}
 
 A ratio below 1 means faster than the baseline. "goal" and "floor" are what the CPU backend aims for and what it must
 not miss. The comparisons with torchao and bitsandbytes need `pip install --no-deps torchao==0.18.0 bitsandbytes`;

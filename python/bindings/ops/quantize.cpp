@@ -1,4 +1,4 @@
-// torch.ops.fp8amp: quantize, quantize_, quantize_transpose, quantize_delayed, dequantize, accumulate_, amax.
+// torch.ops.fp8amp: quantize, quantize_, quantize_transpose, quantize_delayed, dequantize, dequantize_, accumulate_, amax.
 #include "python/bindings/ops/convert.h"
 
 #include <tuple>
@@ -77,6 +77,11 @@ TorchTensor dequantize(const TorchTensor& payload, const TorchTensor& scale_inv,
   return out;
 }
 
+void dequantize_into(const TorchTensor& out, const TorchTensor& payload, const TorchTensor& scale_inv) {
+  const char* op = "dequantize_";
+  fp8amp::dequantize(read_scaled(op, "payload", payload, scale_inv), write(op, "out", out), stream(payload));
+}
+
 void accumulate(const TorchTensor& payload, const TorchTensor& scale_inv, const TorchTensor& x, const OptionalTensor& x_scale_inv) {
   const char* op = "accumulate_";
   fp8amp::accumulate(read_scaled(op, "x", x, x_scale_inv), write_scaled(op, "payload", payload, scale_inv), stream(x));
@@ -94,6 +99,7 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("quantize_transpose", TORCH_BOX(&quantize_transpose));
   m.impl("quantize_delayed", TORCH_BOX(&quantize_delayed));
   m.impl("dequantize", TORCH_BOX(&dequantize));
+  m.impl("dequantize_", TORCH_BOX(&dequantize_into));
   m.impl("accumulate_", TORCH_BOX(&accumulate));
   m.impl("amax", TORCH_BOX(&amax));
 }
@@ -112,6 +118,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
       "quantize_delayed(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor(a!) history, int scale_rounding, int margin, int overflow, "
       "bool update) -> (Tensor payload, Tensor scale_inv, Tensor amax)");
   m.def("dequantize(Tensor payload, Tensor scale_inv, ScalarType dtype) -> Tensor");
+  m.def("dequantize_(Tensor(a!) out, Tensor payload, Tensor scale_inv) -> ()");
   m.def("accumulate_(Tensor(a!) payload, Tensor(b!) scale_inv, Tensor x, Tensor? x_scale_inv) -> ()");
   m.def("amax(Tensor x) -> Tensor");
 }
