@@ -36,8 +36,11 @@ class Interrupted(Exception):
     """A signal or --stop-at ended the run early; its checkpoint is written."""
 
     def __init__(self, step: int, signal_number: int) -> None:
-        super().__init__(f"stopped after step {step}; --resume goes on from here")
-        self.signal_number = signal_number
+        super().__init__(step, signal_number)
+        self.step, self.signal_number = step, signal_number
+
+    def __str__(self) -> str:
+        return f"stopped after step {self.step}; --resume goes on from here"
 
 
 class Signals:
