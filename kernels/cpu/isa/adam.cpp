@@ -121,16 +121,27 @@ AdamLoop part(const AdamLoop& l, std::int64_t begin, std::int64_t end) {
   r.first = l.first + static_cast<std::uint64_t>(begin);
   return r;
 }
+
+// Whole groups by adam_o2, in pieces inside which the upper half of the random word index does not change; what is left by any_types.
+AdamMaxima o2_and_rest(const AdamLoop& l) {
+  constexpr std::uint64_t kPiece = std::uint64_t(1) << 33;
+  AdamMaxima max{};
+  for (std::int64_t begin = 0, end; begin < l.n; begin = end) {
+    const std::uint64_t first = l.first + static_cast<std::uint64_t>(begin);
+    end = begin + static_cast<std::int64_t>(std::min(kPiece - first % kPiece, static_cast<std::uint64_t>(l.n - begin)));
+    const std::int64_t whole = begin + (end - begin) / kGroup * kGroup;
+    max = largest_of(max, adam_o2(part(l, begin, whole)));
+    max = largest_of(max, any_types(part(l, whole, end)));
+  }
+  return max;
+}
 #endif
 
 }  // namespace
 
 AdamMaxima adam(const AdamLoop& loop) {
 #ifdef FP8AMP_ADAM_O2
-  if (is_o2(loop)) {
-    const std::int64_t whole = loop.n / kGroup * kGroup;
-    return largest_of(adam_o2(part(loop, 0, whole)), any_types(part(loop, whole, loop.n)));
-  }
+  if (is_o2(loop)) return o2_and_rest(loop);
 #endif
   return any_types(loop);
 }

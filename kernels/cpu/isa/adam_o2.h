@@ -38,17 +38,50 @@ inline std::uint32_t largest_lane(V v) {
   return r;
 }
 
+inline void load_halves(const std::uint16_t* p, F32& lo, F32& hi) {
+#ifdef FP8AMP_SIMD_AVX2
+  lo = std::bit_cast<F32>(_mm256_cvtph_ps(load<__m128i>(p)));
+  hi = std::bit_cast<F32>(_mm256_cvtph_ps(load<__m128i>(p + 8)));
+#else
+  halves_to_floats(load<U16>(p), lo, hi);
+#endif
+}
 // E4M3 codes -> value / 256, exact; NaN comes out as 480 / 256. The factor sits in the scalars.
 inline Group load_e4m3_over_256(const std::uint8_t* p, U8& largest) {
   const U8 code = load<U8>(p);
   largest = max_codes(largest, code & std::uint8_t(0x7f));
-  const U16Pair w = widen_up(code);
+  const auto halves = [](U16 code_up) { return std::bit_cast<U16>(std::bit_cast<I16>(code_up) >> 1) & std::uint16_t(0xbfff); };
   Group g;
-  for (int j = 0; j < 2; ++j) {
-    const U16 h = std::bit_cast<U16>(std::bit_cast<I16>(j ? w.b : w.a) >> 1) & std::uint16_t(0xbfff);
-    halves_to_floats(h, g.v[2 * j], g.v[2 * j + 1]);
-  }
+#ifdef FP8AMP_SIMD_AVX2  // in the order of the unpacked lanes: no permutation
+  const __m256i v = std::bit_cast<__m256i>(code), zero = _mm256_setzero_si256();
+  const __m256i lo = std::bit_cast<__m256i>(halves(std::bit_cast<U16>(_mm256_unpacklo_epi8(zero, v))));
+  const __m256i hi = std::bit_cast<__m256i>(halves(std::bit_cast<U16>(_mm256_unpackhi_epi8(zero, v))));
+  g.v[0] = std::bit_cast<F32>(_mm256_cvtph_ps(_mm256_castsi256_si128(lo)));
+  g.v[1] = std::bit_cast<F32>(_mm256_cvtph_ps(_mm256_castsi256_si128(hi)));
+  g.v[2] = std::bit_cast<F32>(_mm256_cvtph_ps(_mm256_extracti128_si256(lo, 1)));
+  g.v[3] = std::bit_cast<F32>(_mm256_cvtph_ps(_mm256_extracti128_si256(hi, 1)));
+#else
+  const U16Pair w = widen_up(code);
+  halves_to_floats(halves(w.a), g.v[0], g.v[1]);
+  halves_to_floats(halves(w.b), g.v[2], g.v[3]);
+#endif
   return g;
+}
+// Codes without sign, less `raise`, with the signs of `value`.
+inline U8 narrow_signed(const U32 (&code)[4], std::uint16_t raise, const U32 (&value)[4]) {
+#ifdef FP8AMP_SIMD_AVX2  // one permutation for both
+  const auto v = [](U32 x) { return std::bit_cast<__m256i>(x); };
+  const __m256i off = _mm256_set1_epi16(static_cast<short>(raise));
+  const __m256i lo = _mm256_sub_epi16(_mm256_packus_epi32(v(code[0]), v(code[1])), off);
+  const __m256i hi = _mm256_sub_epi16(_mm256_packus_epi32(v(code[2]), v(code[3])), off);
+  const __m256i signs = _mm256_packs_epi16(_mm256_packs_epi32(v(value[0]), v(value[1])), _mm256_packs_epi32(v(value[2]), v(value[3])));
+  const __m256i bytes = _mm256_or_si256(_mm256_packus_epi16(lo, hi), _mm256_and_si256(signs, _mm256_set1_epi8(static_cast<char>(0x80))));
+  return std::bit_cast<U8>(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+#else
+  const auto sign = [&](int j) { return value[j] >> 24 & 0x80u; };
+  return narrow(narrow(code[0], code[1]) - raise, narrow(code[2], code[3]) - raise) |
+         narrow(sign(0), sign(1), sign(2), sign(3));
+#endif
 }
 // As vcvtps2ph: saturates to Inf.
 inline U16 signed_floats_to_halves(F32 lo, F32 hi) { return floats_to_halves(bits(lo), bits(hi)); }
@@ -90,14 +123,18 @@ inline void mend_nan_inputs(O2Block& b) {
 inline std::uint32_t o2_moments(const AdamScalars& s, O2Block& b, bool& nan_inputs) {
   const F32 grad = all(s.grad * 256.0f), m_keep = all(s.m_keep * 256.0f), m_add = all(s.m_add);
   const F32 v_keep = all(s.v_keep), v_add = all(s.v_add), v_scale = all(s.v_scale), eps = all(s.eps);
+  const std::uint8_t *const g_codes = b.g, *const m_codes = b.m;  // a store of bytes may alias the block itself
+  std::uint16_t* const v_codes = b.v;
+  const std::int64_t n = b.n;
   U8 largest_input{};
   U16 max{};
-  for (std::int64_t i = 0; i < b.n; i += kGroup) {
-    const Group G = load_e4m3_over_256(b.g + i, largest_input), M = load_e4m3_over_256(b.m + i, largest_input);
+  for (std::int64_t i = 0; i < n; i += kGroup) {
+    const Group G = load_e4m3_over_256(g_codes + i, largest_input), M = load_e4m3_over_256(m_codes + i, largest_input);
+#pragma GCC unroll 2
     for (int j = 0; j < 2; ++j) {
-      std::uint16_t* codes = b.v + i + j * (kGroup / 2);
+      std::uint16_t* codes = v_codes + i + j * (kGroup / 2);
       F32 V[2];
-      halves_to_floats(load<U16>(codes), V[0], V[1]);
+      load_halves(codes, V[0], V[1]);
       for (int k = 0; k < 2; ++k) {
         const F32 g = G.v[2 * j + k] * grad, m = M.v[2 * j + k] * m_keep + m_add * g, v = V[k] * v_keep + v_add * (g * g);
         store(b.moment + i + (2 * j + k) * kLanes, m);
@@ -114,23 +151,42 @@ inline std::uint32_t o2_moments(const AdamScalars& s, O2Block& b, bool& nan_inpu
   return largest_lane(max);
 }
 
+// The random words of a block, group by group. Their upper half is the same for up to 2^33 elements: adam() splits there.
+class BlockWords {
+ public:
+  BlockWords(std::uint32_t key, std::uint64_t first)
+      : high_(numerics::mix(key ^ static_cast<std::uint32_t>(first / 2 >> 32))),
+        count_(lane_numbers(LaneIndex{}) + static_cast<std::uint32_t>(first / 2)) {}
+  RandomGroup next() {
+    const RandomGroup r = random_words(high_, count_);
+    count_ += std::uint32_t(kGroup / 2);
+    return r;
+  }
+
+ private:
+  std::uint32_t high_;
+  U32 count_;
+};
+
 // 2: m' is stored.
 template <Rounding R>
 inline std::uint32_t o2_store_moment(const AdamLoop& l, const O2Block& b) {
-  const float scale = l.scalars.m_scale;
+  const F32 scale = all(l.scalars.m_scale);
+  const std::int64_t n = b.n;
+  BlockWords words(l.m_key, b.first);
+  std::uint8_t* const codes = b.m;
   U8 max{};
-  for (std::int64_t i = 0; i < b.n; i += kGroup) {
+  for (std::int64_t i = 0; i < n; i += kGroup) {
     RandomGroup random;
-    if constexpr (R == Rounding::kStochastic) random = random_group(l.m_key, b.first + static_cast<std::uint64_t>(i));
-    U32 code[4], sign[4];
+    if constexpr (R == Rounding::kStochastic) random = words.next();
+    U32 code[4], value[4];
     for (int j = 0; j < 4; ++j) {
-      const U32 m = load<U32>(b.moment + i + j * kLanes);
-      code[j] = code_of<E4M3, R>(bits(floats(m & 0x7fffffffu) * scale), random.r[j]);
-      sign[j] = m >> 24 & 0x80u;
+      value[j] = load<U32>(b.moment + i + j * kLanes);
+      code[j] = raised_code_of<E4M3, R>(bits(floats(value[j] & 0x7fffffffu) * scale), random.r[j]);
     }
-    const U8 c = narrow(code[0], code[1], code[2], code[3]);
-    max = max_codes(max, c);
-    store(b.m + i, c | narrow(sign[0], sign[1], sign[2], sign[3]));
+    const U8 c = narrow_signed(code, kRaise<E4M3, R>, value);
+    max = max_codes(max, c & std::uint8_t(0x7f));
+    store(codes + i, c);
   }
   return largest_lane(max);
 }
@@ -139,20 +195,23 @@ inline std::uint32_t o2_store_moment(const AdamLoop& l, const O2Block& b) {
 template <Rounding R>
 inline std::uint32_t o2_store_weight(const AdamLoop& l, const O2Block& b) {
   const F32 p_keep = all(l.scalars.p_keep), step = all(l.scalars.step), p_scale = all(l.scalars.p_scale);
+  BlockWords words(l.p_key, b.first);
+  const std::int64_t n = b.n;
+  std::uint16_t* const codes = b.p;
   U16 max{};
-  for (std::int64_t i = 0; i < b.n; i += kGroup) {
+  for (std::int64_t i = 0; i < n; i += kGroup) {
     Group w;
     for (int j = 0; j < 2; ++j) {
       F32 P[2];
-      halves_to_floats(load<U16>(b.p + i + j * (kGroup / 2)), P[0], P[1]);
+      load_halves(codes + i + j * (kGroup / 2), P[0], P[1]);
       for (int k = 0; k < 2; ++k)
         w.v[2 * j + k] = P[k] * p_keep - step * load<F32>(b.update + i + (2 * j + k) * kLanes);
       if constexpr (R == Rounding::kNearest)
-        store(b.p + i + j * (kGroup / 2), signed_floats_to_halves(w.v[2 * j] * p_scale, w.v[2 * j + 1] * p_scale));
+        store(codes + i + j * (kGroup / 2), signed_floats_to_halves(w.v[2 * j] * p_scale, w.v[2 * j + 1] * p_scale));
     }
     if constexpr (R == Rounding::kStochastic)
-      encode_group<Fp16, R, Overflow::kSaturate>(b.p + i, w, l.scalars.p_scale, random_group(l.p_key, b.first + static_cast<std::uint64_t>(i)));
-    for (int j = 0; j < 2; ++j) max = max_codes(max, load<U16>(b.p + i + j * (kGroup / 2)) & std::uint16_t(0x7fff));
+      encode_group<Fp16, R, Overflow::kSaturate>(codes + i, w, l.scalars.p_scale, words.next());
+    for (int j = 0; j < 2; ++j) max = max_codes(max, load<U16>(codes + i + j * (kGroup / 2)) & std::uint16_t(0x7fff));
   }
   return largest_lane(max);
 }

@@ -169,39 +169,49 @@ inline RandomGroup spread(U32 w0, U32 w1, std::integer_sequence<int, I...>) {
             __builtin_shufflevector(w1, w1, (I % 8)...) >> shift & mask, __builtin_shufflevector(w1, w1, (I % 8 + kLanes / 2)...) >> shift & mask};
   }
 }
+// A group inside which the low 32 bits of the word index wrap: once in 2^33 elements.
+[[gnu::noinline, gnu::cold]] inline RandomGroup random_group_wrapping(std::uint32_t key, std::uint64_t first) {
+  RandomGroup g;
+  for (int i = 0; i < kGroup; ++i) g.r[i / kLanes][i % kLanes] = numerics::random_bits(key, first + std::uint64_t(i));
+  return g;
+}
+// `count`: lane_numbers(LaneIndex{}) + the index of the first word; high: numerics::mix(key ^ upper half of that index).
+inline RandomGroup random_words(std::uint32_t high, U32 count) {
+  return spread(mix(count ^ high), mix((count + std::uint32_t(kLanes)) ^ high), LaneIndex{});
+}
 // Of elements first, first + 1, ...; `first` is a multiple of 16.
 inline RandomGroup random_group(std::uint32_t key, std::uint64_t first) {
   const std::uint64_t word = first / 2;
-  if (std::uint32_t(word) > 0xffffffffu - kGroup / 2) [[unlikely]] {  // the low word wraps inside the group
-    RandomGroup g;
-    for (int i = 0; i < kGroup; ++i) g.r[i / kLanes][i % kLanes] = numerics::random_bits(key, first + std::uint64_t(i));
-    return g;
-  }
-  const std::uint32_t high = numerics::mix(key ^ std::uint32_t(word >> 32));
-  const U32 count = lane_numbers(LaneIndex{}) + std::uint32_t(word);
-  return spread(mix(count ^ high), mix((count + std::uint32_t(kLanes)) ^ high), LaneIndex{});
+  if (std::uint32_t(word) > 0xffffffffu - kGroup / 2) [[unlikely]] return random_group_wrapping(key, first);
+  return random_words(numerics::mix(key ^ std::uint32_t(word >> 32)), lane_numbers(LaneIndex{}) + std::uint32_t(word));
 }
 
 // ---- FP32 to codes of a format: numerics::quantize_element, and encode_second_moment with Underflow::kKeepPositive
 enum class Underflow { kToZero, kKeepPositive };  // kKeepPositive: a value > 0 becomes at least the smallest code
 
-// Codes of one vector without the sign, of magnitude(value) * scale.
+// Codes of one vector without the sign, plus kRaise, of magnitude(value) * scale.
 template <class F, Rounding R>
-inline U32 code_of(U32 y, U32 random) {
+inline constexpr std::uint32_t kRaise = std::uint32_t((R == Rounding::kNearest ? 128 : 127) - F::kBias) << F::kMantissaBits;
+template <class F, Rounding R>
+inline U32 raised_code_of(U32 y, U32 random) {
   constexpr int kShift = 23 - F::kMantissaBits;
   constexpr std::uint32_t kMinNormal = std::uint32_t(128 - F::kBias) << 23;
   const U32 a = min_bits(y, bits(all(F::kMax)));  // before any bits are added: they would carry 448 into NaN
   if constexpr (R == Rounding::kNearest) {
     const U32 e = max_bits(a & kInfBits, all(kMinNormal)), magic = e + (std::uint32_t(kShift) << 23);
     // t - magic is the rounded mantissa, the rest the exponent: see numerics::encode
-    return bits(floats(a) + floats(magic)) - magic + (e >> kShift) - (kMinNormal >> kShift);
+    return bits(floats(a) + floats(magic)) - magic + (e >> kShift);
   } else {
     constexpr int kUp = kShift > numerics::kRandomBits ? kShift - numerics::kRandomBits : 0;
     constexpr int kDown = kShift < numerics::kRandomBits ? numerics::kRandomBits - kShift : 0;
-    const U32 small = greater(all(kMinNormal), a);
+    const U32 small = std::bit_cast<U32>(floats(a) < floats(all(kMinNormal)));  // GCC makes two of an integer comparison with a constant
     const U32 sum = bits(floats(a) + floats(small & kMinNormal)) + (random << kUp >> kDown);
-    return (sum >> kShift) - (std::uint32_t(127 - F::kBias) << F::kMantissaBits) + (small << F::kMantissaBits);
+    return (sum >> kShift) + (small << F::kMantissaBits);
   }
+}
+template <class F, Rounding R>
+inline U32 code_of(U32 y, U32 random) {
+  return raised_code_of<F, R>(y, random) - kRaise<F, R>;
 }
 
 // `random` is read for Rounding::kStochastic only; scale is positive and finite.
