@@ -56,7 +56,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     if isinstance(a, ScaledTensor) or isinstance(b, ScaledTensor):
         return (type(a) is type(b) and a.format is b.format and torch.equal(code(a.payload), code(b.payload))
                 and torch.equal(a.scale_inv, b.scale_inv))
-    return a.dtype is b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return a.dtype is b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def same_training_state(a: tuple[nn.Module, Any], b: tuple[nn.Module, Any]) -> bool:

@@ -1,0 +1,183 @@
+"""FP8 `.grad`: accumulation, tied use, hooks, clipping, GradScaler, activation checkpointing."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear as stock_linear
+from torch.utils.checkpoint import checkpoint
+from twins import batch, code, dense, is_fp8, net, same, snapshot, train, trainer, unchanged
+
+import fp8amp
+from fp8amp.nn.functional import linear
+
+X = batch()
+
+
+@pytest.fixture
+def model():
+    return fp8amp.initialize(net())
+
+
+def relative(a, b):
+    return float((dense(a) - dense(b)).norm() / dense(b).norm())
+
+
+def test_micro_batches_accumulate_in_place(model):  # BR-121
+    sums, kept = [torch.zeros_like(dense(p)) for p in model.parameters()], []
+    for part in X.chunk(4):
+        alone = fp8amp.initialize(net())
+        alone(part).square().sum().backward()
+        sums = [total + dense(p.grad) for total, p in zip(sums, alone.parameters(), strict=True)]
+        model(part).square().sum().backward()
+        kept = kept or [model[0].weight.grad]
+    assert is_fp8(kept[0]) and model[0].weight.grad is kept[0] and kept[0].dtype is torch.float32
+    errors = [relative(p.grad, total) for p, total in zip(model.parameters(), sums, strict=True)]
+    assert max(errors) < 2.0**-4
+
+
+def test_small_micro_batches_are_not_lost():  # BR-121: re-quantising to nearest leaves 1.0 for ever instead of 1.24
+    w = nn.Parameter(fp8amp.nn.Linear(64, 64).weight.detach().clone())
+    first = torch.ones(64, 64)
+    first[0, 0] = 8.0
+    w.grad = fp8amp.scaled_tensor.scaled(first, torch.float8_e4m3fn, role="gradient")
+    for step in range(8):
+        (w * torch.full((64, 64), 0.03 + 0.001 * (step - 3.5))).sum().backward()
+    assert is_fp8(w.grad) and float(dense(w.grad)[first == 1.0].mean()) == pytest.approx(1.24, abs=0.03)
+
+
+def test_one_weight_used_several_times_stays_fp8(model):
+    w = model[0].weight
+    (model[0](X).sum() + linear(X * 2, w).sum() + stock_linear(X, w).sum()).backward()
+    assert is_fp8(w.grad) and relative(w.grad, 4 * X.sum(0).expand(32, 16)) < 0.1
+
+
+def test_stock_ops_hooks_and_held_gradients_stay_fp8(model):
+    w, kept = model[0].weight, []
+    stock_linear(X, w).sum().backward()
+    assert is_fp8(w.grad)
+    w.register_hook(kept.append)
+    model(X).sum().backward()
+    assert is_fp8(w.grad) and isinstance(kept[0], fp8amp.ScaledTensor)
+
+
+def test_second_backward_and_autograd_grad(model):
+    loss = model(X).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert is_fp8(model[0].weight.grad)
+    assert isinstance(torch.autograd.grad(model(X).sum(), model[0].weight)[0], fp8amp.ScaledTensor)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad(model, to_none):
+    model(X).sum().backward()
+    model.zero_grad(set_to_none=to_none)
+    grad = model[0].weight.grad
+    assert grad is None if to_none else not dense(grad).any()
+    model(X).sum().backward()
+    assert is_fp8(model[0].weight.grad)
+
+
+def test_an_unfrozen_weight_gets_fp8_gradients(model):
+    model[0].weight.requires_grad_(False)
+    model(X).sum().backward()
+    model[0].weight.requires_grad_(True)
+    model(X)
+    stock_linear(X, model[0].weight).sum().backward()
+    assert is_fp8(model[0].weight.grad)
+
+
+CLIPS = [fp8amp.clip_grad_norm_, nn.utils.clip_grad_norm_, lambda *a: nn.utils.clip_grad_norm_(*a, foreach=False)]
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
+def test_clipping_moves_scales_alone(model, clip, norm_type):  # BR-087
+    model(X).square().sum().backward()
+    want = torch.linalg.vector_norm(torch.cat([dense(p.grad).reshape(-1) for p in model.parameters()]), norm_type)
+    bits = code(model[0].weight.grad.payload).clone()
+    got = clip(model.parameters(), 0.1, norm_type)
+    after = torch.linalg.vector_norm(torch.cat([dense(p.grad).reshape(-1) for p in model.parameters()]), norm_type)
+    assert got == pytest.approx(float(want), rel=1e-5) and after == pytest.approx(0.1, rel=1e-3)
+    assert torch.equal(bits, code(model[0].weight.grad.payload))
+
+
+def test_norm_of_large_half_precision_gradients_is_finite():  # BR-087
+    p = nn.Parameter(torch.zeros(1_000_000, dtype=torch.float16))
+    p.grad = torch.full_like(p, 1e4)
+    assert fp8amp.clip_grad_norm_(p, math.inf) == pytest.approx(1e7, rel=1e-3)
+    assert float(p.grad[0]) == 1e4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_clipping_leaves_a_non_finite_gradient_for_the_optimizer(bad):
+    model, opt = trainer()
+    train(model, opt, 1)
+    before = snapshot(model, opt)
+    opt.zero_grad()
+    model(X).sum().backward()
+    model[3].bias.grad[0] = bad
+    assert not torch.isfinite(fp8amp.clip_grad_norm_(model.parameters(), 1.0))
+    opt.step()
+    assert unchanged(before, model, opt) and opt.skipped_steps == 1
+    with pytest.raises(RuntimeError, match="norm"):
+        fp8amp.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+def test_clip_takes_one_tensor_a_generator_and_nothing():
+    assert float(fp8amp.clip_grad_norm_([], 1.0)) == 0.0 and float(fp8amp.clip_grad_norm_(nn.Parameter(torch.ones(2)), 1.0)) == 0.0
+
+
+@pytest.mark.parametrize("kwargs,text", [(dict(max_norm=-1.0), "-1"), (dict(max_norm=math.nan), "nan"), (dict(max_norm="1"), "'1'"),
+                                         (dict(max_norm=1.0, norm_type=0), "0")])
+def test_clip_names_bad_arguments(kwargs, text):
+    with pytest.raises(ValueError, match=text):
+        fp8amp.clip_grad_norm_([], **kwargs)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("bad", [False, True])
+def test_grad_scaler(level, unscale, bad):  # BR-082
+    model, opt = trainer(level)
+    twin, twin_opt = trainer(level)
+    scaler, x = torch.amp.GradScaler("cpu", init_scale=1024.0), X.clone()
+    if bad:
+        x[0, 0] = math.nan
+    before = snapshot(model)
+    scaler.scale(model(x).square().mean()).backward()
+    if unscale:
+        scaler.unscale_(opt)
+        fp8amp.clip_grad_norm_(model.parameters(), 1e6)
+    scaler.step(opt)
+    scaler.update()
+    assert unchanged(before, model) is bad and scaler.get_scale() == (512.0 if bad else 1024.0)
+    if not bad:
+        twin(x).square().mean().backward()
+        assert relative(model[0].weight.grad, twin[0].weight.grad) < 2.0**-4  # scale 1024 is a power of two
+        twin_opt.step()
+        assert relative(model[0].weight, twin[0].weight) < 1e-2
+
+
+@pytest.mark.parametrize("recipe", [fp8amp.CurrentScaling(), fp8amp.DelayedScaling(history=3), fp8amp.ConstantScaling(4)])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_is_bit_equal(recipe, reentrant):  # BR-020, BR-021
+    (plain, opt), (saved, opt_saved) = trainer(recipe=recipe), trainer(recipe=recipe)
+    for step in range(6):
+        x = batch(step) * 3.0 ** (step % 3)
+        for model, o, run in ((plain, opt, plain), (saved, opt_saved, lambda z: checkpoint(saved, z, use_reentrant=reentrant))):
+            o.zero_grad()
+            run(x.clone().requires_grad_()).square().mean().backward()
+            o.step()
+        assert all(same(p.grad, q.grad) and same(p, q) for p, q in zip(plain.parameters(), saved.parameters(), strict=True))
+    assert all(same(a, b) for a, b in zip(plain.buffers(), saved.buffers(), strict=True))
+
+
+def test_gradient_checkpointing_keeps_fp8_activations_only():
+    """What the layer saves for backward is its FP8 input, 1 byte an element, and never the FP32 one."""
+    model, saved = fp8amp.initialize(nn.Linear(64, 64)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+        model(batch(1, 32, 64))
+    assert sum(t.nbytes for t in saved) <= 32 * 64 + 64 * 64 + 64
