@@ -102,6 +102,11 @@ inline V zip(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int kCount = sizeof...(I);
   return __builtin_shufflevector(a, b, (kFirst + I / 2 + (I % 2) * kCount)...);
 }
+// Half of the lanes, from kFirst on.
+template <int kFirst, class V, int... I>
+inline auto half_of(V x, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(x, x, (kFirst + I)...);
+}
 #if defined(FP8AMP_SIMD_AVX512)  // with maskz_ intrinsics: GCC 12 warns of uninitialised variables in the plain ones
 inline constexpr __mmask16 kAll16 = 0xffff;
 template <class V>
@@ -149,6 +154,26 @@ inline U32Pair widen_up(U16 x) {  // half-word << 16
 #else
   using Index = std::make_integer_sequence<int, kBytes / 2>;
   return {std::bit_cast<U32>(zip<U16, 0>(U16{}, x, Index{})), std::bit_cast<U32>(zip<U16, kBytes / 4>(U16{}, x, Index{}))};
+#endif
+}
+
+// The lower and the upper half of the lanes, exact.
+inline F64 lower_doubles(F32 x) {
+#if defined(FP8AMP_SIMD_AVX512)
+  return std::bit_cast<F64>(_mm512_maskz_cvtps_pd(0xff, std::bit_cast<__m256>(lower_half(x))));
+#elif defined(FP8AMP_SIMD_AVX2)
+  return std::bit_cast<F64>(_mm256_cvtps_pd(_mm256_castps256_ps128(std::bit_cast<__m256>(x))));
+#else
+  return __builtin_convertvector(half_of<0>(x, std::make_integer_sequence<int, kLanes / 2>{}), F64);
+#endif
+}
+inline F64 upper_doubles(F32 x) {
+#if defined(FP8AMP_SIMD_AVX512)
+  return std::bit_cast<F64>(_mm512_maskz_cvtps_pd(0xff, std::bit_cast<__m256>(upper_half(x))));
+#elif defined(FP8AMP_SIMD_AVX2)
+  return std::bit_cast<F64>(_mm256_cvtps_pd(_mm256_extractf128_ps(std::bit_cast<__m256>(x), 1)));
+#else
+  return __builtin_convertvector(half_of<kLanes / 2>(x, std::make_integer_sequence<int, kLanes / 2>{}), F64);
 #endif
 }
 
