@@ -73,7 +73,7 @@ fp8amp_setup() {
   fi
   build="$torch $root $(sources_hash)"
   if changed build "$build"; then
-    say "building fp8amp (about a minute the first time)"
+    say "building fp8amp (one to two minutes the first time)"
     python -m pip install -q --no-build-isolation -e "$root[examples,test]"
     done_with build "$build"
   fi
