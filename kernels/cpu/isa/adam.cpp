@@ -30,14 +30,6 @@ std::uint32_t largest_code(const void* codes, std::int64_t n) {
   return max;
 }
 
-template <class Code>
-void keep_above_zero(void* codes, const float* v, std::int64_t n) {
-  Code* c = static_cast<Code*>(codes);
-  for (std::int64_t i = 0; i < n; ++i) c[i] = c[i] == 0 && v[i] > 0.0f ? Code(1) : c[i];
-}
-
-enum class Role : std::uint8_t { kAny, kSecondMoment };
-
 struct BlockStore {
   void* y;
   DType type;
@@ -47,18 +39,21 @@ struct BlockStore {
 };
 
 // Encodes a block (float32 is already in place); returns the largest code.
-std::uint32_t store_block(const BlockStore& s, const float* x, std::int64_t n, std::uint64_t first, std::uint32_t float_max, Role role) {
+std::uint32_t store_block(const BlockStore& s, const float* x, std::int64_t n, std::uint64_t first, std::uint32_t float_max) {
   if (s.type == DType::kFloat32) return float_max;
   cast({x, DType::kFloat32, false, 1.0f, s.y, s.type, s.scale, n, s.rounding, Overflow::kSaturate, s.key, first});
-  const bool byte = is_float8(s.type);
-  if (role == Role::kSecondMoment) byte ? keep_above_zero<std::uint8_t>(s.y, x, n) : keep_above_zero<std::uint16_t>(s.y, x, n);
-  return byte ? largest_code<std::uint8_t>(s.y, n) : largest_code<std::uint16_t>(s.y, n);
+  return is_float8(s.type) ? largest_code<std::uint8_t>(s.y, n) : largest_code<std::uint16_t>(s.y, n);
 }
 
-// adam_element on n elements in place; returns the bits of the largest magnitudes.
-AdamMaxima update_block(const AdamScalars& s, float* p, const float* g, float* m, float* v, std::int64_t n) {
+// How v' leaves update_block: as it is, or times scale and, if positive, at least the format's smallest code, to be cast with scale 1.
+enum class SecondMoment : std::uint8_t { kFloat, kScaled };
+float smallest_code(DType type) { return type == DType::kE4M3 ? 0x1p-9f : type == DType::kE5M2 ? 0x1p-16f : 0x1p-24f; }
+
+// adam_element on n elements in place; returns the bits of the largest magnitudes (of v' where it is a float).
+template <SecondMoment kV>
+AdamMaxima update_block(const AdamScalars& s, float smallest, float* p, const float* g, float* m, float* v, std::int64_t n) {
   const F32 grad = all(s.grad), m_keep = all(s.m_keep), m_add = all(s.m_add), v_keep = all(s.v_keep), v_add = all(s.v_add);
-  const F32 eps = all(s.eps), step = all(s.step), p_keep = all(s.p_keep), p_l2 = all(s.p_l2);
+  const F32 eps = all(s.eps), step = all(s.step), p_keep = all(s.p_keep), p_l2 = all(s.p_l2), v_scale = all(s.v_scale);
   const bool l2 = s.p_l2 != 0.0f;
   U32 max_p{}, max_m{}, max_v{};
   std::int64_t i = 0;
@@ -70,18 +65,23 @@ AdamMaxima update_block(const AdamScalars& s, float* p, const float* g, float* m
     const F32 V = load<F32>(v + i) * v_keep + v_add * (G * G);
     const F32 W = P * p_keep - step * (M / (sqrt(V) + eps));
     store(m + i, M);
-    store(v + i, V);
     store(p + i, W);
     max_p = max_bits(max_p, magnitude(W));
     max_m = max_bits(max_m, magnitude(M));
-    max_v = max_bits(max_v, magnitude(V));
+    if constexpr (kV == SecondMoment::kFloat) {
+      store(v + i, V);
+      max_v = max_bits(max_v, magnitude(V));
+    } else {
+      const U32 scaled = bits(V * v_scale);
+      store(v + i, select(greater(bits(V), U32{}), max_bits(scaled, bits(all(smallest))), scaled));
+    }
   }
   AdamMaxima max{largest(max_p), largest(max_m), largest(max_v)};
   for (; i < n; ++i) {
     const AdamElement e = numerics::adam_element(s, p[i], g[i], m[i], v[i]);
     p[i] = e.p, m[i] = e.m, v[i] = e.v;
-    max = {numerics::max_bits(max.p, numerics::abs_bits(e.p)), numerics::max_bits(max.m, numerics::abs_bits(e.m)),
-           numerics::max_bits(max.v, numerics::abs_bits(e.v))};
+    max = {std::max(max.p, numerics::abs_bits(e.p)), std::max(max.m, numerics::abs_bits(e.m)), std::max(max.v, numerics::abs_bits(e.v))};
+    if constexpr (kV == SecondMoment::kScaled) v[i] = e.v > 0.0f ? std::max(e.v * s.v_scale, smallest) : e.v * s.v_scale;
   }
   return max;
 }
@@ -91,6 +91,7 @@ AdamMaxima largest_of(const AdamMaxima& a, const AdamMaxima& b) {
 }
 
 AdamMaxima any_types(const AdamLoop& l) {
+  const auto update = l.v_type == DType::kFloat32 ? update_block<SecondMoment::kFloat> : update_block<SecondMoment::kScaled>;
   alignas(64) float p_buffer[kBlock], g_buffer[kBlock], m_buffer[kBlock], v_buffer[kBlock];
   AdamMaxima max{};
   for (std::int64_t i = 0; i < l.n; i += kBlock) {
@@ -98,14 +99,14 @@ AdamMaxima any_types(const AdamLoop& l) {
     const std::uint64_t first = l.first + static_cast<std::uint64_t>(i);
     const BlockStore p_store{element_pointer(l.p, l.p_type, i), l.p_type, l.scalars.p_scale, l.p_rounding, l.p_key};
     const BlockStore m_store{element_pointer(l.m, l.m_type, i), l.m_type, l.scalars.m_scale, l.m_rounding, l.m_key};
-    const BlockStore v_store{element_pointer(l.v, l.v_type, i), l.v_type, l.scalars.v_scale, l.v_rounding, l.v_key};
+    const BlockStore v_store{element_pointer(l.v, l.v_type, i), l.v_type, 1.0f, l.v_rounding, l.v_key};
     float* p = load_block(p_store.y, l.p_type, n, p_buffer);
     float* m = load_block(m_store.y, l.m_type, n, m_buffer);
     float* v = load_block(v_store.y, l.v_type, n, v_buffer);
     const float* g = load_block(const_cast<void*>(element_pointer(l.g, l.g_type, i)), l.g_type, n, g_buffer);
-    const AdamMaxima floats = update_block(l.scalars, p, g, m, v, n);
-    max = largest_of(max, {store_block(p_store, p, n, first, floats.p, Role::kAny), store_block(m_store, m, n, first, floats.m, Role::kAny),
-                           store_block(v_store, v, n, first, floats.v, Role::kSecondMoment)});
+    const AdamMaxima floats = update(l.scalars, smallest_code(l.v_type), p, g, m, v, n);
+    max = largest_of(max, {store_block(p_store, p, n, first, floats.p), store_block(m_store, m, n, first, floats.m),
+                           store_block(v_store, v, n, first, floats.v)});
   }
   return max;
 }
