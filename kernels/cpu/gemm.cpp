@@ -1,5 +1,5 @@
-// CPU driver of the FP8 GEMM: cuts D into a grid of cells, one for each thread. Every element is one chain of FP32
-// additions, so its bits depend on neither grid nor threads.
+// CPU driver of the FP8 GEMM: cuts D into a grid of cells, one for each thread. Every element is
+// one chain of FP32 additions, so its bits depend on neither grid nor threads.
 #include "kernels/gemm.h"
 
 #include <algorithm>
@@ -11,9 +11,10 @@
 namespace fp8amp::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kColumnUnit = 32;         // the widest register tile
-constexpr std::int64_t kPacking = 16;            // packing one element costs about as much as this many multiply-adds
-constexpr std::int64_t kGrain = 1 << 20;         // multiply-adds worth a thread: some 20 us
+constexpr std::int64_t kColumnUnit = 32;  // the widest register tile
+constexpr std::int64_t kPacking =
+    16;  // packing one element costs about as much as this many multiply-adds
+constexpr std::int64_t kGrain = 1 << 20;  // multiply-adds worth a thread: some 20 us
 
 struct Grid {
   std::int64_t rows, columns;            // cells
@@ -22,8 +23,11 @@ struct Grid {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Time of one cell, in multiply-adds per k. Each cell packs its rows of A and its columns of B itself.
-std::int64_t cost(std::int64_t rows, std::int64_t columns) { return rows * columns + kPacking * (rows + columns); }
+// Time of one cell, in multiply-adds per k. Each cell packs its rows of A and its columns of B
+// itself.
+std::int64_t cost(std::int64_t rows, std::int64_t columns) {
+  return rows * columns + kPacking * (rows + columns);
+}
 
 // The grid of at most `threads` cells whose largest cell takes least.
 Grid choose_grid(std::int64_t m, std::int64_t n, std::int64_t threads) {
@@ -68,7 +72,8 @@ GemmLoop whole(const GemmArgs& args) {
 void gemm(const GemmArgs& args) {
   if (args.m <= 0 || args.n <= 0) return;
   const GemmLoop loop = whole(args);
-  const std::int64_t work = ceil_div(cost(args.m, args.n) * std::max<std::int64_t>(args.k, 1), kGrain);
+  const std::int64_t work =
+      ceil_div(cost(args.m, args.n) * std::max<std::int64_t>(args.k, 1), kGrain);
   const Grid grid = choose_grid(args.m, args.n, std::min<std::int64_t>(num_threads(), work));
   parallel_for(0, grid.rows * grid.columns, 1, [&](std::int64_t cell, std::int64_t end) {
     while (cell < end) {  // neighbours in a row of the grid are done as one: A is packed once

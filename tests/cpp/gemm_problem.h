@@ -1,5 +1,5 @@
-// What the tests of the CPU GEMM share: cases, operands between unreadable pages, and the scalar chain that defines the
-// result. All comparisons are of bits; any NaN equals any other.
+// What the tests of the CPU GEMM share: cases, operands between unreadable pages, and the scalar
+// chain that defines the result. All comparisons are of bits; any NaN equals any other.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -39,6 +39,10 @@ class GuardedBytes {
   std::size_t size_;
 };
 
+struct Size {
+  std::int64_t m, n, k;
+};
+
 enum class Values { kFinite, kSpecial };  // kSpecial: some NaN, in E5M2 some Inf too
 
 inline bool is_special(std::uint8_t code, bool e5m2) {
@@ -57,14 +61,16 @@ struct GemmCase {
 };
 
 inline std::string describe(const GemmCase& c) {
-  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) + " transpose " +
-         std::to_string(c.transpose_a) + std::to_string(c.transpose_b) + " e5m2 " +
+  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) +
+         " transpose " + std::to_string(c.transpose_a) + std::to_string(c.transpose_b) + " e5m2 " +
          std::to_string(c.a_e5m2) + std::to_string(c.b_e5m2) + " d " +
          std::to_string(static_cast<int>(c.d_type)) + " bias " + std::to_string(c.with_bias) + " " +
-         std::to_string(static_cast<int>(c.bias_type)) + " accumulate " + std::to_string(c.accumulate);
+         std::to_string(static_cast<int>(c.bias_type)) + " accumulate " +
+         std::to_string(c.accumulate);
 }
 
-// A case with its operands, and D between canaries: kPad elements before and after and row_pad at the end of each row.
+// A case with its operands, and D between canaries: kPad elements before and after and row_pad at
+// the end of each row.
 class GemmProblem {
  public:
   static constexpr std::int64_t kPad = 5;
@@ -74,7 +80,8 @@ class GemmProblem {
     fill_codes(a_.data(), c.m * c.k, c.a_e5m2, 1);
     fill_codes(b_.data(), c.k * c.n, c.b_e5m2, 2);
     for (std::int64_t i = 0; i < c.n; ++i)
-      store_element(bias_.data() + c.n * (4 - size_in_bytes(c.bias_type)), c.bias_type, i, number(3, i));
+      store_element(bias_.data() + c.n * (4 - size_in_bytes(c.bias_type)), c.bias_type, i,
+                    number(3, i));
     d_.resize((c.m * row_ + 2 * kPad) * size_in_bytes(c.d_type));
     for (std::int64_t i = 0; i < c.m * row_ + 2 * kPad; ++i)
       store_element(d_.data(), c.d_type, i, number(4, i));
@@ -116,7 +123,8 @@ class GemmProblem {
       const std::uint32_t word = numerics::random_word(key, i);
       codes[i] = static_cast<std::uint8_t>(word);
       // seldom enough that whole rows and columns stay finite
-      if (is_special(codes[i], e5m2) && !(c_.values == Values::kSpecial && (word >> 8) % 16 == 0)) codes[i] ^= 0x55;
+      if (is_special(codes[i], e5m2) && !(c_.values == Values::kSpecial && (word >> 8) % 16 == 0))
+        codes[i] ^= 0x55;
     }
   }
 
@@ -128,13 +136,15 @@ class GemmProblem {
 
 // The definition, element by element.
 inline void scalar_chain(const GemmLoop& l) {
-  const DType a_type = l.a_e5m2 ? DType::kE5M2 : DType::kE4M3, b_type = l.b_e5m2 ? DType::kE5M2 : DType::kE4M3;
+  const DType a_type = l.a_e5m2 ? DType::kE5M2 : DType::kE4M3,
+              b_type = l.b_e5m2 ? DType::kE5M2 : DType::kE4M3;
   std::vector<float> a(l.k), b(l.k * (l.n1 - l.n0));
   for (std::int64_t n = l.n0; n < l.n1; ++n)
     for (std::int64_t k = 0; k < l.k; ++k)
       b[(n - l.n0) * l.k + k] = load_element(l.b, b_type, n * l.b_row + k * l.b_k);
   for (std::int64_t m = l.m0; m < l.m1; ++m) {
-    for (std::int64_t k = 0; k < l.k; ++k) a[k] = load_element(l.a, a_type, m * l.a_row + k * l.a_k);
+    for (std::int64_t k = 0; k < l.k; ++k)
+      a[k] = load_element(l.a, a_type, m * l.a_row + k * l.a_k);
     for (std::int64_t n = l.n0; n < l.n1; ++n) {
       float sum = 0.0f;
       for (std::int64_t k = 0; k < l.k; ++k) sum = sum + a[k] * b[(n - l.n0) * l.k + k];
@@ -147,14 +157,16 @@ inline void scalar_chain(const GemmLoop& l) {
 }
 
 // Number of elements that differ; adds the non-finite ones to `special`.
-inline std::int64_t differences(const std::vector<std::uint8_t>& x, const std::vector<std::uint8_t>& y, DType type,
-                         std::int64_t* special = nullptr) {
+inline std::int64_t differences(const std::vector<std::uint8_t>& x,
+                                const std::vector<std::uint8_t>& y, DType type,
+                                std::int64_t* special = nullptr) {
   const int size = size_in_bytes(type);
   std::int64_t count = 0;
   for (std::size_t i = 0; i < x.size() / size; ++i) {
     const float u = load_element(x.data(), type, i), v = load_element(y.data(), type, i);
     if (special && !std::isfinite(u)) ++*special;
-    if (std::memcmp(&x[i * size], &y[i * size], size) != 0 && !(std::isnan(u) && std::isnan(v))) ++count;
+    if (std::memcmp(&x[i * size], &y[i * size], size) != 0 && !(std::isnan(u) && std::isnan(v)))
+      ++count;
   }
   return count;
 }

@@ -1,4 +1,5 @@
-// FP8 GEMM on the CPU: the loop of every instruction-set level of this machine against the scalar chain.
+// FP8 GEMM on the CPU: the loop of every instruction-set level of this machine against the scalar
+// chain.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,14 +27,16 @@ class GemmLevel : public testing::TestWithParam<Isa> {
   // Runs the part of D that `part` (of the whole loop) leaves; returns non-finite elements.
   template <class Part>
   std::int64_t check(const GemmCase& c, Part part) {
-    GemmProblem expected(c), actual(c);
-    GemmLoop e = expected.loop(), a = actual.loop();
-    part(e);
-    part(a);
-    scalar_chain(e);
-    loops(GetParam()).gemm(a);
+    GemmProblem problem(c);
+    GemmLoop loop = problem.loop();
+    part(loop);
+    const std::vector<std::uint8_t> before = problem.d();
+    scalar_chain(loop);
+    const std::vector<std::uint8_t> expected = problem.d();
+    problem.d() = before;
+    loops(GetParam()).gemm(loop);
     std::int64_t special = 0;
-    EXPECT_EQ(differences(expected.d(), actual.d(), c.d_type, &special), 0) << describe(c);
+    EXPECT_EQ(differences(expected, problem.d(), c.d_type, &special), 0) << describe(c);
     return special;
   }
   std::int64_t check(const GemmCase& c) {
@@ -53,21 +56,23 @@ void for_layouts_and_formats(GemmCase c, Body body) {
   }
 }
 
-constexpr std::int64_t kSizes[][3] = {{1, 1, 1},    {3, 5, 7},     {2, 9, 15},   {6, 16, 16},    {7, 17, 17},
-                                      {8, 31, 33},  {13, 33, 100}, {14, 32, 31}, {15, 63, 255},  {16, 64, 256},
-                                      {29, 47, 257}, {1, 70, 300}, {40, 1, 513}, {31, 100, 1000}, {100, 20, 272}};
+constexpr Size kSizes[] = {{1, 1, 1},     {3, 5, 7},       {2, 9, 15},    {6, 16, 16},
+                           {7, 17, 17},   {8, 31, 33},     {13, 33, 100}, {14, 32, 31},
+                           {15, 63, 255}, {16, 64, 256},   {29, 47, 257}, {1, 70, 300},
+                           {40, 1, 513},  {31, 100, 1000}, {100, 20, 272}};
 
 void expect_value(std::uint8_t code, bool e5m2, float actual) {
   const float value = load_element(&code, e5m2 ? DType::kE5M2 : DType::kE4M3, 0);
-  EXPECT_TRUE(value == actual || (std::isnan(value) && std::isnan(actual))) << "code " << int(code) << " gave " << actual;
+  EXPECT_TRUE(value == actual || (std::isnan(value) && std::isnan(actual)))
+      << "code " << int(code) << " gave " << actual;
 }
 
 TEST_P(GemmLevel, EqualsScalarChainForOddSizesLayoutsAndFormats) {
-  for (auto [m, n, k] : kSizes) {
+  for (const Size& size : kSizes) {
     GemmCase c;
-    c.m = m;
-    c.n = n;
-    c.k = k;
+    c.m = size.m;
+    c.n = size.n;
+    c.k = size.k;
     for_layouts_and_formats(c, [&](const GemmCase& x) { EXPECT_EQ(check(x), 0); });
   }
 }
@@ -87,13 +92,13 @@ TEST_P(GemmLevel, EveryTailOfTheTile) {
 
 TEST_P(GemmLevel, SizesBeyondEveryBlock) {
   // rows, columns and k of more than one block each, with tails
-  const std::int64_t sizes[][3] = {{1100, 35, 300}, {37, 1100, 300}, {110, 70, 1300}, {2050, 33, 20}};
-  for (auto [m, n, k] : sizes)
+  const Size sizes[] = {{1100, 35, 300}, {37, 1100, 300}, {110, 70, 1300}, {2050, 33, 20}};
+  for (const Size& size : sizes)
     for (int layout = 0; layout < 4; ++layout) {
       GemmCase c;
-      c.m = m;
-      c.n = n;
-      c.k = k;
+      c.m = size.m;
+      c.n = size.n;
+      c.k = size.k;
       c.transpose_a = layout & 1;
       c.transpose_b = layout & 2;
       c.b_e5m2 = layout & 1;
@@ -103,15 +108,15 @@ TEST_P(GemmLevel, SizesBeyondEveryBlock) {
 
 TEST_P(GemmLevel, NaNAndInf) {
   std::int64_t special = 0, total = 0;
-  for (auto [m, n, k] : kSizes) {
+  for (const Size& size : kSizes) {
     GemmCase c;
-    c.m = m;
-    c.n = n;
-    c.k = k;
+    c.m = size.m;
+    c.n = size.n;
+    c.k = size.k;
     c.values = Values::kSpecial;
     for_layouts_and_formats(c, [&](const GemmCase& x) {
       special += check(x);
-      total += m * n;
+      total += x.m * x.n;
     });
   }
   EXPECT_GT(special, total / 20);  // the cases have some, and not only
@@ -119,7 +124,8 @@ TEST_P(GemmLevel, NaNAndInf) {
 }
 
 TEST_P(GemmLevel, EveryCode) {
-  // products with 1.0 return the codes' values, each code in every place of a panel and in both layouts
+  // products with 1.0 return the codes' values, each code in every place of a panel and in both
+  // layouts
   constexpr std::int64_t kRows = 32, kK = 256;
   for (bool e5m2 : {false, true})
     for (bool transpose : {false, true}) {
@@ -146,9 +152,11 @@ TEST_P(GemmLevel, EveryCode) {
         one[0] = e5m2 ? 0x3c : 0x38;
         l.k = 1;
         loops(GetParam()).gemm(l);
-        for (std::int64_t r = 0; r < kRows; ++r) expect_value(static_cast<std::uint8_t>(r + k), e5m2, d[r]);
+        for (std::int64_t r = 0; r < kRows; ++r)
+          expect_value(static_cast<std::uint8_t>(r + k), e5m2, d[r]);
       }
-      // sixteen k of which only one counts: NaN codes show in rows of zeros too, so only finite ones here
+      // sixteen k of which only one counts: NaN codes show in rows of zeros too, so only finite
+      // ones here
       for (std::int64_t k = 0; k < kK; ++k) {
         std::fill(one.begin(), one.end(), std::uint8_t(0));
         one[k % 16] = e5m2 ? 0x3c : 0x38;
@@ -189,9 +197,10 @@ TEST_P(GemmLevel, OutputTypesBiasAndAccumulate) {
 }
 
 TEST_P(GemmLevel, HugeAndTinyScales) {
-  const float scales[][2] = {{0x1p126f, 0x1p-126f},  {0x1p-126f, 0x1p126f}, {0x1p126f, 0x1p126f}, {0x1p-126f, 1.0f},
-                             {0x1p-100f, 0x1p-40f}, {0x1p-149f, 0x1p100f}, {0x1.8p125f, 3e-30f}, {-2.0f, 0x1p-60f},
-                             {INFINITY, 1.0f},      {1.0f, NAN},           {0.0f, 1.0f}};
+  const float scales[][2] = {{0x1p126f, 0x1p-126f}, {0x1p-126f, 0x1p126f}, {0x1p126f, 0x1p126f},
+                             {0x1p-126f, 1.0f},     {0x1p-100f, 0x1p-40f}, {0x1p-149f, 0x1p100f},
+                             {0x1.8p125f, 3e-30f},  {-2.0f, 0x1p-60f},     {INFINITY, 1.0f},
+                             {1.0f, NAN},           {0.0f, 1.0f}};
   for (auto [a, b] : scales)
     for (int e5m2 = 0; e5m2 < 4; ++e5m2)
       for (DType d_type : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -224,8 +233,11 @@ TEST_P(GemmLevel, EmptyContractionGivesBias) {
 }
 
 TEST_P(GemmLevel, WritesItsPartOnly) {
-  const std::int64_t parts[][4] = {{0, 0, 0, 40}, {5, 5, 3, 9}, {3, 4, 7, 8}, {6, 29, 16, 40}, {1, 30, 0, 39}};
-  for (auto [m0, m1, n0, n1] : parts)
+  struct Part {
+    std::int64_t m0, m1, n0, n1;
+  };
+  const Part parts[] = {{0, 0, 0, 40}, {5, 5, 3, 9}, {3, 4, 7, 8}, {6, 29, 16, 40}, {1, 30, 0, 39}};
+  for (const Part& part : parts)
     for (std::int64_t k : {24, 300})
       for (DType d_type : {DType::kFloat32, DType::kFloat16}) {
         GemmCase c;
@@ -235,16 +247,18 @@ TEST_P(GemmLevel, WritesItsPartOnly) {
         c.d_type = d_type;
         c.with_bias = true;
         check(c, [&](GemmLoop& l) {
-          l.m0 = m0;
-          l.m1 = m1;
-          l.n0 = n0;
-          l.n1 = n1;
+          l.m0 = part.m0;
+          l.m1 = part.m1;
+          l.n0 = part.n0;
+          l.n1 = part.n1;
         });
       }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, GemmLevel, testing::ValuesIn(levels()),
-                         [](const testing::TestParamInfo<Isa>& isa) { return std::string(name(isa.param)); });
+                         [](const testing::TestParamInfo<Isa>& isa) {
+                           return std::string(name(isa.param));
+                         });
 
 }  // namespace
 }  // namespace fp8amp::kernels::cpu

@@ -1,4 +1,5 @@
-// The driver of the FP8 GEMM on the CPU: any number of threads, any cut into cells gives the bits of the scalar chain.
+// The driver of the FP8 GEMM on the CPU: any number of threads, any cut into cells gives the bits
+// of the scalar chain.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -34,28 +35,32 @@ GemmArgs arguments(const GemmLoop& l) {
 }
 
 void expect_scalar_chain(const GemmCase& c) {
-  GemmProblem expected(c, 0);
-  scalar_chain(expected.loop());
+  GemmProblem problem(c, 0);
+  GemmArgs args = arguments(problem.loop());
+  args.a_scale_inv = &c.a_scale_inv;
+  args.b_scale_inv = &c.b_scale_inv;
+  const std::vector<std::uint8_t> before = problem.d();
+  scalar_chain(problem.loop());
+  const std::vector<std::uint8_t> expected = problem.d();
   for (int threads : {1, 2, 3, 4, 7, 16}) {
     set_num_threads(threads);
-    GemmProblem actual(c, 0);
-    GemmArgs args = arguments(actual.loop());
-    args.a_scale_inv = &c.a_scale_inv;
-    args.b_scale_inv = &c.b_scale_inv;
+    problem.d() = before;
     gemm(args);
-    EXPECT_EQ(differences(expected.d(), actual.d(), c.d_type), 0) << describe(c) << " threads " << threads;
+    EXPECT_EQ(differences(expected, problem.d(), c.d_type), 0)
+        << describe(c) << " threads " << threads;
   }
 }
 
 TEST(GemmThreads, SameBitsForAnyNumber) {
-  const std::int64_t sizes[][3] = {{1, 1, 1},      {1, 1500, 700}, {1500, 1, 700}, {200, 211, 300},
-                                   {16, 900, 500}, {900, 16, 500}, {97, 400, 257}, {3, 5, 300000}};
-  for (auto [m, n, k] : sizes)
+  // columns, rows and cells of a grid; the last is one cell, too small to be cut
+  const Size sizes[] = {{1, 1500, 400}, {1500, 1, 400}, {200, 211, 300}, {16, 900, 300},
+                        {900, 16, 300}, {97, 400, 257}, {3, 5, 60000},   {20, 30, 40}};
+  for (const Size& size : sizes)
     for (int bits = 0; bits < 4; ++bits) {
       GemmCase c;
-      c.m = m;
-      c.n = n;
-      c.k = k;
+      c.m = size.m;
+      c.n = size.n;
+      c.k = size.k;
       c.transpose_a = bits & 1;
       c.transpose_b = bits & 2;
       c.b_e5m2 = bits & 1;
@@ -79,12 +84,12 @@ TEST(GemmThreads, NullScalesAreOne) {
 }
 
 TEST(GemmThreads, EmptyOutputAndEmptyContraction) {
-  const std::int64_t sizes[][3] = {{0, 5, 7}, {5, 0, 7}, {0, 0, 0}, {5, 7, 0}, {300, 400, 0}};
-  for (auto [m, n, k] : sizes) {
+  const Size sizes[] = {{0, 5, 7}, {5, 0, 7}, {0, 0, 0}, {5, 7, 0}, {300, 400, 0}};
+  for (const Size& size : sizes) {
     GemmCase c;
-    c.m = m;
-    c.n = n;
-    c.k = k;
+    c.m = size.m;
+    c.n = size.n;
+    c.k = size.k;
     c.with_bias = true;
     expect_scalar_chain(c);
   }

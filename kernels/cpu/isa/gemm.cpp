@@ -1,56 +1,46 @@
 // FP8 GEMM: one FP32 chain per element, in the order of k.
 //
-// A product of two FP8 values is exact in FP32, so fused and separate multiply-add give the same bits, and with one chain
-// per element so does every vector width, blocking and number of threads. Definition of element (m, n):
+// A product of two FP8 values is exact in FP32, so fused and separate multiply-add give the same
+// bits, and with one chain per element so does every vector width, blocking and number of threads.
+// Definition of element (m, n):
 //   sum = 0; for k: sum = sum + A[m, k] * B[k, n]
-//   d = sum * a_scale_inv * b_scale_inv; d = d + bias[n]; d = old + d (accumulate); one rounding to d_type
+//   d = sum * a_scale_inv * b_scale_inv; d = d + bias[n]; d = old + d (accumulate); one rounding to
+//   d_type
 //
-// Loops (BLIS): columns of B, rows of A, blocks of k, panels. Between blocks of k the sums of a block of D rest in a
-// buffer, tile by tile, so D is written once and never read except to accumulate.
+// Loops (BLIS): columns of B, rows of A, blocks of k, panels. Between blocks of k the sums of a
+// block of D rest in a buffer, tile by tile, so D is written once and never read except to
+// accumulate.
 #include <cstdlib>
 #include <new>
 #include <utility>
 
 #include "kernels/cpu/isa/gemm_pack.h"
 #include "kernels/cpu/isa/loops.h"
+#include "kernels/cpu/isa/simd_convert.h"
 #include "kernels/element.h"
 
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
 namespace {
 
-// Tile of D held in registers: kTileRows x kTileColumns, accumulators + one row of B + one broadcast.
-// The 64-byte shape was verified by compiling this file for x86-64-v3 with FP8AMP_GEMM_VECTOR_BYTES=64 (GCC splits the vectors).
-#ifndef FP8AMP_GEMM_VECTOR_BYTES
-#if defined(__AVX512F__)
-#define FP8AMP_GEMM_VECTOR_BYTES 64
-#elif defined(__AVX2__)
-#define FP8AMP_GEMM_VECTOR_BYTES 32
-#else
-#define FP8AMP_GEMM_VECTOR_BYTES 16
-#endif
-#endif
-constexpr int kBytes = FP8AMP_GEMM_VECTOR_BYTES, kLanes = kBytes / 4;
+// The tile of D held in registers: its sums, one row of B and one broadcast fill them. The 14 x 32
+// of AVX-512 was verified by compiling this file for x86-64-v3 with FP8AMP_SIMD_BYTES=64 (the
+// compiler splits the vectors).
 #if defined(__x86_64__)
 constexpr int kTileRows = kBytes == 64 ? 14 : 6, kVectors = 2;
 #else
 constexpr int kTileRows = 6, kVectors = 4;  // 32 registers of 16 bytes
 #endif
 constexpr int kTileColumns = kVectors * kLanes, kTile = kTileRows * kTileColumns;
-constexpr std::int64_t kBlockK = 256;                // a panel of B stays in L1,
-constexpr std::int64_t kPackRows = 96 / kTileRows * kTileRows;  // a block of A in L2,
-constexpr std::int64_t kBlockRows = 1024, kBlockColumns = 1024;  // a block of B and the sums in L3
+// Of these, a panel of B stays in L1, a block of A in L2, a block of B and the sums in L3. On Zen 3
+// 512 rows or columns, k of 192 or 384, or A blocks of twice the size cost 1 to 3 %.
+constexpr std::int64_t kBlockK = 256, kPackRows = 96 / kTileRows * kTileRows;
+constexpr std::int64_t kBlockRows = 1024, kBlockColumns = 1024;
+constexpr int kCacheLine = 64 / sizeof(float);
 
-typedef float Vector __attribute__((vector_size(kBytes)));
-typedef float UnalignedVector __attribute__((vector_size(kBytes), aligned(4), may_alias));
-
-inline Vector load(const float* p) { return *reinterpret_cast<const UnalignedVector*>(p); }
-inline void store(float* p, Vector v) { *reinterpret_cast<UnalignedVector*>(p) = v; }
-inline Vector broadcast(float x) { return x - Vector{}; }
-
-inline Vector multiply_add(Vector a, Vector b, Vector c) {
-#if defined(__AVX512F__) && FP8AMP_GEMM_VECTOR_BYTES == 64
+inline F32 multiply_add(F32 a, F32 b, F32 c) {
+#if defined(FP8AMP_SIMD_AVX512)
   return _mm512_fmadd_ps(a, b, c);
-#elif defined(__FMA__) && FP8AMP_GEMM_VECTOR_BYTES == 32
+#elif defined(FP8AMP_SIMD_AVX2) && defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
 #else
   return c + a * b;
@@ -59,25 +49,26 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) {
 
 // What happens to the sums of the last block of k on their way out.
 struct Finish {
-  Vector a_scale_inv, b_scale_inv;
+  F32 a_scale_inv, b_scale_inv;
   const float* bias;  // of the tile's columns, or null
 };
 
-// The block's share of a tile's chains: sums go on from `start` (null: from 0), rows kTileColumns apart, and end in `out`.
+// The block's share of a tile's chains: sums go on from `start` (null: from 0), rows kTileColumns
+// apart, and end in `out`.
 template <int Rows>
-void multiply_tile(const float* __restrict a, const float* __restrict b, std::int64_t kc, const float* start,
-                   float* out, std::int64_t out_row, const Finish* finish) {
-  Vector sum[Rows][kVectors];
+void multiply_tile(const float* __restrict a, const float* __restrict b, std::int64_t kc,
+                   const float* start, float* out, std::int64_t out_row, const Finish* finish) {
+  F32 sum[Rows][kVectors];
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < kVectors; ++j)
-      sum[i][j] = start ? load(start + i * kTileColumns + j * kLanes) : Vector{};
+      sum[i][j] = start ? load<F32>(start + i * kTileColumns + j * kLanes) : F32{};
 #pragma GCC unroll 4
   for (std::int64_t k = 0; k < kc; ++k, a += kTileRows, b += kTileColumns) {
-    Vector bk[kVectors];
-    for (int j = 0; j < kVectors; ++j) bk[j] = load(b + j * kLanes);
+    F32 bk[kVectors];
+    for (int j = 0; j < kVectors; ++j) bk[j] = load<F32>(b + j * kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < Rows; ++i) {
-      const Vector x = broadcast(a[i]);
+      const F32 x = all(a[i]);
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) sum[i][j] = multiply_add(x, bk[j], sum[i][j]);
     }
@@ -86,17 +77,17 @@ void multiply_tile(const float* __restrict a, const float* __restrict b, std::in
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      Vector d = sum[i][j];
+      F32 d = sum[i][j];
       if (finish) {
         d = d * finish->a_scale_inv * finish->b_scale_inv;
-        if (finish->bias) d = d + load(finish->bias + j * kLanes);
+        if (finish->bias) d = d + load<F32>(finish->bias + j * kLanes);
       }
       store(out + i * out_row + j * kLanes, d);
     }
 }
 
-using TileFunction = void (*)(const float*, const float*, std::int64_t, const float*, float*, std::int64_t,
-                              const Finish*);
+using TileFunction = void (*)(const float*, const float*, std::int64_t, const float*, float*,
+                              std::int64_t, const Finish*);
 template <std::size_t... I>
 constexpr TileFunction tile_function(int rows, std::index_sequence<I...>) {
   constexpr TileFunction kFunctions[] = {multiply_tile<I + 1>...};
@@ -130,22 +121,74 @@ struct Workspace {
 
 std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
-// The size of equal blocks, multiples of `unit`, of at most `most` elements (a multiple of unit too).
+// The size of equal blocks, multiples of `unit`, of at most `most` elements (a multiple of unit
+// too).
 std::int64_t equal_blocks(std::int64_t total, std::int64_t most, std::int64_t unit) {
   const std::int64_t blocks = total <= most ? 1 : (total + most - 1) / most;
   const std::int64_t size = ((total + blocks - 1) / blocks + unit - 1) / unit * unit;
   return size > 0 ? size : unit;
 }
 
-// A finished tile whose D is not plain FP32, or which overlaps D's edge: + old D, rounding.
-void store_tile(const GemmLoop& l, const float* tile, std::int64_t m, std::int64_t n, int rows, int columns) {
-  for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < columns; ++c) {
-      const std::int64_t i = (m + r) * l.d_row + n + c;
-      float d = tile[r * kTileColumns + c];
-      if (l.accumulate) d = load_element(l.d, l.d_type, i) + d;
-      store_element(l.d, l.d_type, i, d);
+// Two vectors of FP16 or BF16.
+template <DType T>
+inline void load_half_words(const void* p, F32& low, F32& high) {
+  if constexpr (T == DType::kFloat16) {
+    halves_to_floats(canonical_halves(load<U16>(p)), low, high);
+  } else {
+    const U32Pair w = widen_up(load<U16>(p));
+    low = floats(w.a);
+    high = floats(w.b);
+  }
+}
+template <DType T>
+inline U16 half_words(F32 low, F32 high) {
+  return T == DType::kFloat16 ? ieee_halves(low, high)
+                              : narrow(bfloat16_codes(low), bfloat16_codes(high));
+}
+
+// One row of a finished tile: old D is added, the sum rounded.
+template <DType T>
+inline void store_row(const float* tile, void* d, bool accumulate) {
+  for (int j = 0; j < kTileColumns; j += 2 * kLanes) {
+    F32 low = load<F32>(tile + j), high = load<F32>(tile + j + kLanes), old_low{}, old_high{};
+    void* at = element_pointer(d, T, j);
+    if constexpr (T == DType::kFloat32) {
+      if (accumulate) {
+        low = load<F32>(at) + low;
+        high = load<F32>(element_pointer(at, T, kLanes)) + high;
+      }
+      store(at, low);
+      store(element_pointer(at, T, kLanes), high);
+    } else {
+      if (accumulate) {
+        load_half_words<T>(at, old_low, old_high);
+        low = old_low + low;
+        high = old_high + high;
+      }
+      store(at, half_words<T>(low, high));
     }
+  }
+}
+
+// A finished tile that was not written to D at once: D is not plain FP32, or ends within the tile.
+void store_tile(const GemmLoop& l, const float* tile, std::int64_t m, std::int64_t n, int rows,
+                int columns) {
+  for (int r = 0; r < rows; ++r, tile += kTileColumns) {
+    const std::int64_t first = (m + r) * l.d_row + n;
+    void* d = element_pointer(l.d, l.d_type, first);
+    if (columns < kTileColumns) {
+      for (int c = 0; c < columns; ++c) {
+        const float old = l.accumulate ? load_element(d, l.d_type, c) : 0.0f;
+        store_element(d, l.d_type, c, l.accumulate ? old + tile[c] : tile[c]);
+      }
+    } else if (l.d_type == DType::kFloat32) {
+      store_row<DType::kFloat32>(tile, d, l.accumulate);
+    } else if (l.d_type == DType::kFloat16) {
+      store_row<DType::kFloat16>(tile, d, l.accumulate);
+    } else {
+      store_row<DType::kBFloat16>(tile, d, l.accumulate);
+    }
+  }
 }
 
 // Block [m0, m1) x [n0, n1) of D.
@@ -158,14 +201,14 @@ struct Step {
   const float *a, *b;
   std::int64_t kc;
   bool first, last;
-  float* sums;        // of the block of D: panel of columns, panel of rows, tile
+  float* sums;          // of the block of D: panel of columns, panel of rows, tile
   std::int64_t panels;  // of rows
 };
 
-void multiply_panels(const GemmLoop& l, const Block& block, const Step& step, std::int64_t m0, std::int64_t m1,
-                     const float* bias) {
+void multiply_panels(const GemmLoop& l, const Block& block, const Step& step, std::int64_t m0,
+                     std::int64_t m1, const float* bias) {
   alignas(64) float tile[kTile];
-  Finish finish{broadcast(l.a_scale_inv), broadcast(l.b_scale_inv), nullptr};
+  Finish finish{all(l.a_scale_inv), all(l.b_scale_inv), nullptr};
   const bool direct = l.d_type == DType::kFloat32 && !l.accumulate;
   for (std::int64_t n = block.n0; n < block.n1; n += kTileColumns) {
     const std::int64_t column_panel = (n - block.n0) / kTileColumns;
@@ -178,10 +221,14 @@ void multiply_panels(const GemmLoop& l, const Block& block, const Step& step, st
       float* sums = step.sums + (column_panel * step.panels + (m - block.m0) / kTileRows) * kTile;
       const TileFunction multiply = tile_function(rows, std::make_index_sequence<kTileRows>());
       const float* start = step.first ? nullptr : sums;
+      if (start)  // the next tile's, 3 % with those of D below
+        for (int i = 0; i < kTile; i += kCacheLine) __builtin_prefetch(sums + kTile + i);
       if (!step.last) {
         multiply(a, b, step.kc, start, sums, kTileColumns, nullptr);
       } else if (direct && columns == kTileColumns) {
-        multiply(a, b, step.kc, start, static_cast<float*>(l.d) + m * l.d_row + n, l.d_row, &finish);
+        float* d = static_cast<float*>(l.d) + m * l.d_row + n;
+        for (int r = 0; r < rows; ++r) __builtin_prefetch(d + r * l.d_row, 1);
+        multiply(a, b, step.kc, start, d, l.d_row, &finish);
       } else {
         multiply(a, b, step.kc, start, tile, kTileColumns, &finish);
         store_tile(l, tile, m, n, rows, columns);
@@ -220,17 +267,20 @@ void multiply_block(const GemmLoop& l, const Block& block, Workspace& w, const f
 
 void gemm(const GemmLoop& l) {
   static thread_local Workspace workspace;
-  const std::int64_t rows = equal_blocks(l.m1 - l.m0, l.k > kBlockK ? kBlockRows : l.m1 - l.m0, kTileRows);
+  const std::int64_t rows =
+      equal_blocks(l.m1 - l.m0, l.k > kBlockK ? kBlockRows : l.m1 - l.m0, kTileRows);
   const std::int64_t columns = equal_blocks(l.n1 - l.n0, kBlockColumns, kTileColumns);
   for (std::int64_t n = l.n0; n < l.n1; n += columns) {
     const std::int64_t n1 = smaller(n + columns, l.n1);
     const float* bias = nullptr;
     if (l.bias) {
       float* values = workspace.bias.get(columns);
-      for (std::int64_t i = 0; i < columns; ++i) values[i] = n + i < n1 ? load_element(l.bias, l.bias_type, n + i) : 0.0f;
+      for (std::int64_t i = 0; i < columns; ++i)
+        values[i] = n + i < n1 ? load_element(l.bias, l.bias_type, n + i) : 0.0f;
       bias = values;
     }
-    for (std::int64_t m = l.m0; m < l.m1; m += rows) multiply_block(l, {m, smaller(m + rows, l.m1), n, n1}, workspace, bias);
+    for (std::int64_t m = l.m0; m < l.m1; m += rows)
+      multiply_block(l, {m, smaller(m + rows, l.m1), n, n1}, workspace, bias);
   }
 }
 

@@ -1,6 +1,6 @@
-// Packing of FP8 operands for the GEMM: decodes to FP32 and lays a block out in panels of R rows, k-major, as the
-// micro-kernel reads it. The strides of an operand decide which reader runs, so a transposed one costs nothing extra.
-// Only codes of the block itself are read.
+// Packing of FP8 operands for the GEMM: decodes to FP32 and lays a block out in panels of R rows,
+// k-major, as the micro-kernel reads it. The strides of an operand decide which reader runs, so a
+// transposed one costs nothing extra. Only codes of the block itself are read.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -14,7 +14,8 @@
 
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
 
-// An operand seen as rows (m or n) by k: code (r, k) is at codes[r * row + k * k_stride], one of the strides being 1.
+// An operand seen as rows (m or n) by k: code (r, k) is at codes[r * row + k * k_stride], one of
+// the strides being 1.
 struct Operand {
   const std::uint8_t* codes;
   std::int64_t row, k_stride;
@@ -41,8 +42,9 @@ const float* decode_table() {
 
 #ifdef FP8AMP_GEMM_F16C
 
-// 16 codes -> FP32. E5M2 is the top byte of FP16. E4M3 goes to the FP16 of value / 256; times 256 is exact in FP32.
-// F16C heeds no denormals-are-zero mode: subnormal codes keep their value whatever the caller has set.
+// 16 codes -> FP32. E5M2 is the top byte of FP16. E4M3 goes to the FP16 of value / 256; times 256
+// is exact in FP32. F16C heeds no denormals-are-zero mode: subnormal codes keep their value
+// whatever the caller has set.
 template <class F>
 inline void decode16(__m128i codes, __m256& low, __m256& high) {
   __m256i h = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
@@ -64,6 +66,10 @@ inline __m128i load16(const std::uint8_t* p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }
 
+inline __m128i load8(const std::uint8_t* p) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+
 // Rows of 16 codes -> the same codes column after column: log2(Rows) rounds of interleaves.
 template <int Rows>
 inline void transpose_codes(__m128i (&v)[Rows]) {
@@ -77,8 +83,8 @@ inline void transpose_codes(__m128i (&v)[Rows]) {
   }
 }
 
-// k contiguous: Rows (8 or 16) rows by 16 k into a panel of R. Where R < Rows, the surplus lanes of each k are
-// overwritten by the next one, those of the last by the next panel.
+// k contiguous: Rows (8 or 16) rows by 16 k into a panel of R. Where R < Rows, the surplus lanes of
+// each k are overwritten by the next one, those of the last by the next panel.
 template <int R, int Rows, class F>
 inline void pack_square(const std::uint8_t* p, std::int64_t row, std::int64_t rows, float* out) {
   __m128i v[Rows];
@@ -95,7 +101,8 @@ inline void pack_square(const std::uint8_t* p, std::int64_t row, std::int64_t ro
   }
 }
 
-// As many k as vectors can do; returns how many that were. `rows` left in the block, from this panel's first on.
+// As many k as vectors can do; returns how many that were. `rows` left in the block, from this
+// panel's first on.
 template <int R, class F>
 std::int64_t pack_with_vectors(const std::uint8_t* p, std::int64_t row, std::int64_t k_stride,
                                std::int64_t rows, std::int64_t kc, float* out) {
@@ -109,15 +116,24 @@ std::int64_t pack_with_vectors(const std::uint8_t* p, std::int64_t row, std::int
       if (k + 16 == kc) return kc;
     }
   }
-  constexpr int kRead = (R + 15) / 16 * 16;
-  if (rows < (R <= 8 ? 8 : kRead)) return 0;
+  if constexpr (R <= 8) {
+    if (rows < 8) return 0;
+    for (std::int64_t k = 0; k + 2 <= kc; k += 2) {
+      const __m128i even = load8(p + k * k_stride), odd = load8(p + (k + 1) * k_stride);
+      __m256 low, high;
+      decode16<F>(_mm_unpacklo_epi64(even, odd), low, high);
+      _mm256_storeu_ps(out + k * R, low);
+      _mm256_storeu_ps(out + (k + 1) * R, high);
+    }
+    return kc / 2 * 2;
+  }
+  if (rows < (R + 15) / 16 * 16) return 0;
   for (std::int64_t k = 0; k < kc; ++k)
     for (int r = 0; r < R; r += 16) {
-      const std::uint8_t* q = p + k * k_stride + r;
       __m256 low, high;
-      decode16<F>(R <= 8 ? _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q)) : load16(q), low, high);
+      decode16<F>(load16(p + k * k_stride + r), low, high);
       _mm256_storeu_ps(out + k * R + r, low);
-      if (R > 8) _mm256_storeu_ps(out + k * R + r + 8, high);
+      _mm256_storeu_ps(out + k * R + r + 8, high);
     }
   return kc;
 }
@@ -125,7 +141,8 @@ std::int64_t pack_with_vectors(const std::uint8_t* p, std::int64_t row, std::int
 #else
 
 template <int R, class F>
-std::int64_t pack_with_vectors(const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, float*) {
+std::int64_t pack_with_vectors(const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t,
+                               std::int64_t, float*) {
   return 0;
 }
 
@@ -145,7 +162,8 @@ void pack_panel(const std::uint8_t* p, std::int64_t row, std::int64_t k_stride, 
 
 // Rows [r0, r1) by k [k0, k0 + kc) in panels of R rows, one after the other.
 template <int R>
-void pack(const Operand& x, std::int64_t r0, std::int64_t r1, std::int64_t k0, std::int64_t kc, float* out) {
+void pack(const Operand& x, std::int64_t r0, std::int64_t r1, std::int64_t k0, std::int64_t kc,
+          float* out) {
   for (std::int64_t r = r0; r < r1; r += R, out += R * kc) {
     const std::uint8_t* p = x.codes + r * x.row + k0 * x.k_stride;
     if (x.e5m2)
