@@ -20,7 +20,7 @@ from .optim.adam import check_group
 from .optim.state import StatePolicy, check_state, convert_state, parse_policy
 from .policies import E4M3, FP16
 from .recipe import Recipe, check_recipe
-from .swapping import probe
+from .swapping import check_swappable
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Optim = TypeVar("_Optim", bound=Optimizer)
@@ -176,7 +176,7 @@ def _check_swaps(selection: Selection, master_format: torch.dtype) -> None:
         return
     for name, module in selection.chosen.items():
         try:
-            probe(_weight(module))
+            check_swappable(_weight(module))
         except RuntimeError as error:
             raise RuntimeError(f"initialize: {name or 'model'}.weight cannot be converted: {error}") from None
 

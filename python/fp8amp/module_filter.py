@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .nn.conv1d import Conv1D, transformers_class
 from .nn.layer import ScaledWeight
@@ -127,7 +127,7 @@ def summary(level: str, model: nn.Module, left: dict[str, str]) -> str:
     """The line that initialize logs: ``fp8amp O2: 48 of 50 layers, 98.1 % of 124.4 M parameters in FP8; left alone: ...``."""
     converted = fp8_layers(model)
     managed = {id(m.weight): m.weight.numel() for m in converted.values()}
-    total = sum(p.numel() for p in _distinct(model))
+    total = sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter))
     share = 100.0 * sum(managed.values()) / max(total, 1)
     text = (f"fp8amp {level}: {len(converted)} of {len(converted) + len(left)} layers, {share:.1f} % of {_count(total)} "
             "parameters in FP8")
@@ -136,10 +136,6 @@ def summary(level: str, model: nn.Module, left: dict[str, str]) -> str:
         more = [f"{len(left) - 8} more"] if len(left) > 8 else []
         text += "; left alone: " + ", ".join(listed + more)
     return text
-
-
-def _distinct(model: nn.Module) -> list[Tensor]:
-    return list(model.parameters())
 
 
 def _count(number: int) -> str:

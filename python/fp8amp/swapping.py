@@ -5,10 +5,11 @@ torch.utils.swap_tensors does the exchange; here is what it loses: hooks, `.grad
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .policies import E4M3
 from .scaled_tensor import FIELDS, ScaledTensor, scaled
@@ -65,17 +66,15 @@ def _like(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
     return scaled(grad, E4M3, role="gradient", dtype=parameter.dtype)
 
 
-def probe(parameter: Tensor) -> None:
-    """Try whether `parameter` can be swapped, with an empty one and back. RuntimeError as for `swap`; nothing has changed then."""
-    empty = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device=parameter.device))
-    hooks, grad = take_hooks(parameter), parameter.grad
-    parameter.grad = None
-    try:
-        _exchange(parameter, empty)
-        _exchange(parameter, empty)
-    finally:
-        parameter.grad = grad
-        give_hooks(parameter, hooks)
+def check_swappable(parameter: Tensor) -> None:
+    """RuntimeError if something still holds the content of `parameter`: a view, a weak reference, or a graph before its backward.
+
+    torch would let one case pass, a graph that holds the gradient accumulator alone, and fail in that graph's backward.
+    """
+    if weakref.getweakrefs(parameter):
+        raise RuntimeError("a weak reference still holds it")
+    if parameter._use_count() > 1:  # type: ignore[attr-defined]
+        raise RuntimeError("a view or a graph before its backward still holds it")
 
 
 def _exchange(parameter: Tensor, other: Tensor) -> None:

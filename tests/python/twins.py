@@ -23,8 +23,8 @@ def batch(seed: int = 1, rows: int = 8, columns: int = 16) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def trainer(level: str = "O2", seed: int = 0, lr: float = 1e-2, **options: Any) -> tuple[nn.Sequential, Any]:
-    model = net(seed)
+def trainer(level: str = "O2", net_seed: int = 0, lr: float = 1e-2, **options: Any) -> tuple[nn.Sequential, Any]:
+    model = net(net_seed)
     return fp8amp.initialize(model, torch.optim.AdamW(model.parameters(), lr=lr), level, **options)
 
 
