@@ -2,6 +2,7 @@
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/formats.h>
+#include <fp8amp/numerics/random.h>
 
 #include <cstdint>
 
@@ -71,6 +72,13 @@ struct AccumulateArgs {
   std::int64_t n;
   void* stream;
 };
+
+// Key of the random bits of an accumulation, from the bits of max |x| and max |sum| (values, after their scale_inv; sum as it was
+// before). Step 0, tensor 0, purpose 3 (0 to 2 are Adam's).
+inline constexpr std::uint32_t kAccumulateStream = 3;
+inline std::uint32_t accumulate_key(std::uint32_t x_amax_bits, std::uint32_t sum_amax_bits) {
+  return numerics::random_key(std::uint64_t(sum_amax_bits) << 32 | x_amax_bits, 0, 0, kAccumulateStream);
+}
 
 namespace cpu {
 void amax(const AmaxArgs& args);

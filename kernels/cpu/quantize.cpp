@@ -1,0 +1,186 @@
+// Casts, maxima and accumulation on the CPU: threads and scales. The loops are in isa/.
+#include "kernels/quantize.h"
+
+#include <fp8amp/numerics/scale.h>
+#include <fp8amp/parallel.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/element.h"
+
+namespace fp8amp::kernels::cpu {
+namespace {
+
+using namespace numerics;
+
+constexpr std::int64_t kUnit = 4096;  // ranges begin at multiples of this: a multiple of 16, as the random words want
+constexpr std::int64_t kGrain = 8;    // units that are worth waking a thread for: some 10 microseconds
+
+// body(first, n) on ranges that cover [0, n) once.
+template <class Body>
+void for_ranges(std::int64_t n, const Body& body) {
+  parallel_for(0, (n + kUnit - 1) / kUnit, kGrain, [&](std::int64_t from, std::int64_t to) {
+    body(from * kUnit, std::min(to * kUnit, n) - from * kUnit);
+  });
+}
+
+// Maximum of bits over all threads.
+class MaxBits {
+ public:
+  void add(std::uint32_t bits) {
+    std::uint32_t old = bits_.load(std::memory_order_relaxed);
+    while (old < bits && !bits_.compare_exchange_weak(old, bits, std::memory_order_relaxed)) {
+    }
+  }
+  std::uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint32_t> bits_{0};
+};
+
+// max |x| times the scale: rounding is monotonic, so this is the maximum of the rounded products.
+std::uint32_t scaled_amax(std::uint32_t amax_bits, const float* scale_inv) {
+  return scale_inv ? abs_bits(bits_float(amax_bits) * *scale_inv) : amax_bits;
+}
+
+std::uint32_t amax_of(const void* x, DType x_type, std::int64_t n, const float* x_scale_inv) {
+  MaxBits max;
+  for_ranges(n, [&](std::int64_t first, std::int64_t count) { max.add(loops().amax(element_pointer(x, x_type, first), x_type, count)); });
+  return scaled_amax(max.bits(), x_scale_inv);
+}
+
+// ---- scale selection
+// Delayed scaling: history = number of valid entries, scale of the last update (0: none), amax values with the newest first.
+float* entries(const QuantizeArgs& a) { return a.history + 2; }
+bool history_is_full(const QuantizeArgs& a) { return a.history[0] >= float(a.history_length); }
+
+float scale_of(const QuantizeArgs& a, std::uint32_t amax_bits, float previous) {
+  return compute_scale(bits_float(amax_bits), format_max(a.format), a.scale_rounding, a.margin, previous);
+}
+
+float delayed_scale(const QuantizeArgs& a) {
+  const float last = a.history[1];
+  if (!a.update_history && last > 0.0f) return last;
+  const float previous = last > 0.0f ? last : 1.0f;
+  if (!history_is_full(a)) return scale_of(a, amax_of(a.x, a.x_type, a.n, a.x_scale_inv), previous);  // warm-up: current scaling
+  return scale_of(a, float_bits(*std::max_element(entries(a), entries(a) + a.history_length)), previous);
+}
+
+void update_history(const QuantizeArgs& a, float scale, float amax) {
+  a.history[1] = scale;
+  if (!is_finite(amax)) {  // dropped; the warm-up starts again
+    a.history[0] = 0.0f;
+    return;
+  }
+  std::copy_backward(entries(a), entries(a) + a.history_length - 1, entries(a) + a.history_length);
+  entries(a)[0] = amax;
+  a.history[0] = std::min(a.history[0] + 1.0f, float(a.history_length));
+}
+
+float choose_scale(const QuantizeArgs& a) {
+  switch (a.source) {
+    case ScaleSource::kGiven: return *a.scale;
+    case ScaleSource::kKeep: return inverse_scale(*a.scale_inv);
+    case ScaleSource::kDelayed: return delayed_scale(a);
+    default: return scale_of(a, amax_of(a.x, a.x_type, a.n, a.x_scale_inv), 1.0f);
+  }
+}
+
+// ---- the pass over the data: codes, and bits of max |value|
+CastLoop make_loop(const QuantizeArgs& a, float scale) {
+  return {a.x,    a.x_type,   a.x_scale_inv != nullptr, a.x_scale_inv ? *a.x_scale_inv : 1.0f, a.y, a.format, scale, a.n, a.rounding,
+          a.overflow, a.key, 0};
+}
+
+std::uint32_t cast(const QuantizeArgs& a, float scale) {
+  MaxBits max;
+  for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
+    CastLoop loop = make_loop(a, scale);
+    loop.x = element_pointer(a.x, a.x_type, first);
+    loop.y = element_pointer(a.y, a.format, first);
+    loop.n = count;
+    loop.first = std::uint64_t(first);
+    max.add(loops().cast(loop));
+  });
+  return max.bits();
+}
+
+std::uint32_t cast_transpose(const QuantizeArgs& a, float scale) {
+  constexpr std::int64_t kRows = 64;  // a cache line of the transposed output
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain * kUnit / (kRows * std::max<std::int64_t>(a.cols, 1)));
+  MaxBits max;
+  parallel_for(0, (a.rows + kRows - 1) / kRows, grain, [&](std::int64_t from, std::int64_t to) {
+    const std::int64_t first = from * kRows, rows = std::min(to * kRows, a.rows) - first;
+    CastLoop loop = make_loop(a, scale);
+    loop.x = element_pointer(a.x, a.x_type, first * a.cols);
+    loop.y = element_pointer(a.y, a.format, first * a.cols);
+    max.add(loops().cast_transpose({loop, rows, a.cols, a.transposed + first, a.rows}));
+  });
+  return max.bits();
+}
+
+// Two passes over x and sum: the first for the three maxima, block by block in L1, or for the codes.
+struct Maxima {
+  MaxBits x, sum, result;
+};
+void measure(const AccumulateArgs& a, const AccumulateLoop& shared, Maxima& max) {
+  for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
+    for (const std::int64_t end = first + count; first < end; first += kUnit) {
+      AccumulateLoop loop = shared;
+      loop.x = element_pointer(a.x, a.x_type, first);
+      loop.sum = element_pointer(a.sum, a.format, first);
+      loop.n = std::min(kUnit, end - first);
+      max.x.add(loops().amax(loop.x, a.x_type, loop.n));
+      max.sum.add(loops().amax(loop.sum, a.format, loop.n));
+      max.result.add(loops().accumulate(loop));
+    }
+  });
+}
+
+}  // namespace
+
+void amax(const AmaxArgs& a) { *a.amax = bits_float(amax_of(a.x, a.x_type, a.n, a.x_scale_inv)); }
+
+void quantize(const QuantizeArgs& a) {
+  const float scale = choose_scale(a);
+  const float amax = bits_float(a.transposed ? cast_transpose(a, scale) : cast(a, scale));
+  if (a.source == ScaleSource::kDelayed && a.update_history) update_history(a, scale, amax);
+  if (a.source != ScaleSource::kKeep) *a.scale_inv = inverse_scale(scale);
+  if (a.amax) *a.amax = amax;
+  if (a.found_inf && !is_finite(amax)) *a.found_inf = 1.0f;
+}
+
+void dequantize(const DequantizeArgs& a) {
+  for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
+    loops().dequantize({element_pointer(a.x, a.x_type, first), a.x_type, a.scale_inv != nullptr, a.scale_inv ? *a.scale_inv : 1.0f,
+                        element_pointer(a.y, a.y_type, first), a.y_type, count});
+  });
+}
+
+void accumulate(const AccumulateArgs& a) {
+  AccumulateLoop shared{};
+  shared.x_type = a.x_type;
+  shared.x_scale_inv = a.x_scale_inv ? *a.x_scale_inv : 1.0f;
+  shared.format = a.format;
+  shared.sum_scale_inv = *a.sum_scale_inv;
+  shared.scale = 1.0f;
+  shared.measure = true;
+  Maxima max;
+  measure(a, shared, max);
+  shared.measure = false;
+  shared.key = accumulate_key(scaled_amax(max.x.bits(), a.x_scale_inv), scaled_amax(max.sum.bits(), a.sum_scale_inv));
+  shared.scale = compute_scale(bits_float(max.result.bits()), format_max(a.format), ScaleRounding::kPowerOfTwo);
+  for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
+    AccumulateLoop loop = shared;
+    loop.x = element_pointer(a.x, a.x_type, first);
+    loop.sum = element_pointer(a.sum, a.format, first);
+    loop.n = count;
+    loop.first = std::uint64_t(first);
+    loops().accumulate(loop);
+  });
+  *a.sum_scale_inv = inverse_scale(shared.scale);
+}
+
+}  // namespace fp8amp::kernels::cpu
