@@ -31,7 +31,7 @@ class ThreadPool {
     std::unique_lock serial(job_mutex_, std::defer_lock);
     if (parts <= 1 || inside_ || !serial.try_lock()) return body(begin, end);
     start_workers();
-    Job job{.begin = begin, .end = end, .parts = parts, .body = &body};
+    Job job(begin, end, parts, body);
     {
       std::lock_guard lock(mutex_);
       job_ = &job;
@@ -47,6 +47,7 @@ class ThreadPool {
 
  private:
   struct Job {
+    Job(std::int64_t b, std::int64_t e, std::int64_t p, const RangeFunction& f) : begin(b), end(e), parts(p), body(&f) {}
     std::int64_t begin, end, parts;
     const RangeFunction* body;
     std::atomic<std::int64_t> next{0};
