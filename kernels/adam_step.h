@@ -1,4 +1,5 @@
-// What a step knows of one tensor before its pass over the elements, and what it leaves behind: shared by the backends.
+// What a step knows of one tensor before its pass over the elements, and what it leaves behind:
+// shared by the backends.
 #pragma once
 #include "kernels/adam.h"
 
@@ -14,16 +15,21 @@ struct StorageScale {
   float scale, scale_inv;
 };
 
-FP8AMP_HD bool is_scaled(DType type, const float* scale_inv) { return scale_inv != nullptr && type != DType::kFloat32; }
+FP8AMP_HD bool is_scaled(DType type, const float* scale_inv) {
+  return scale_inv != nullptr && type != DType::kFloat32;
+}
 
 FP8AMP_HD float storage_max(DType type) {
-  return type == DType::kE4M3 ? numerics::E4M3::kMax : type == DType::kE5M2 ? numerics::E5M2::kMax : numerics::Fp16::kMax;
+  return type == DType::kE4M3   ? numerics::E4M3::kMax
+         : type == DType::kE5M2 ? numerics::E5M2::kMax
+                                : numerics::Fp16::kMax;
 }
 
 // Moments: the exact scale of the bound. A bound of 0, Inf or NaN keeps the scale, to the bit.
 FP8AMP_HD StorageScale next_moment_scale(DType type, const float* scale_inv, float bound) {
   if (!is_scaled(type, scale_inv)) return {1.0f, 1.0f};
-  if (!(bound > 0.0f) || !numerics::is_finite(bound)) return {numerics::inverse_scale(*scale_inv), *scale_inv};
+  if (!(bound > 0.0f) || !numerics::is_finite(bound))
+    return {numerics::inverse_scale(*scale_inv), *scale_inv};
   const float scale = numerics::compute_scale(bound, storage_max(type), ScaleRounding::kExact);
   return {scale, numerics::inverse_scale(scale)};
 }
@@ -33,20 +39,26 @@ FP8AMP_HD StorageScale next_master_scale(DType type, const float* scale_inv, flo
   using namespace numerics;
   if (!is_scaled(type, scale_inv)) return {1.0f, 1.0f};
   const float previous = inverse_scale(*scale_inv);
-  const float scale = type == DType::kFloat16 ? next_weight_scale(bound, Fp16::kMax, previous)
-                                              : compute_scale(bound, storage_max(type), ScaleRounding::kPowerOfTwo, 0, previous);
-  return scale == previous ? StorageScale{scale, *scale_inv} : StorageScale{scale, inverse_scale(scale)};
+  const float scale =
+      type == DType::kFloat16
+          ? next_weight_scale(bound, Fp16::kMax, previous)
+          : compute_scale(bound, storage_max(type), ScaleRounding::kPowerOfTwo, 0, previous);
+  return scale == previous ? StorageScale{scale, *scale_inv}
+                           : StorageScale{scale, inverse_scale(scale)};
 }
 
 // `x.amax[3]` is the maximum of the dequantised gradient, before `grad_scale`.
-FP8AMP_HD AdamStep prepare_adam_step(const AdamTensor& x, const numerics::AdamHyperparameters& hyper, float grad_scale) {
+FP8AMP_HD AdamStep prepare_adam_step(const AdamTensor& x,
+                                     const numerics::AdamHyperparameters& hyper, float grad_scale) {
   using namespace numerics;
   AdamStep step{};
   step.t = std::uint32_t(*x.step) + 1;
   const float amax_g = x.amax[3] * std::fabs(grad_scale), limit = gradient_limit(amax_g);
   const float multiplier = (x.g_scale_inv ? *x.g_scale_inv : 1.0f) * grad_scale * limit;
-  const AdamBounds bounds = adam_bounds(hyper, step.t, x.amax[0], x.amax[1], x.amax[2], amax_g * limit);
-  step.scalars = adam_scalars(hyper, step.t, multiplier, is_scaled(x.p_type, x.p_scale_inv) ? *x.p_scale_inv : 1.0f,
+  const AdamBounds bounds =
+      adam_bounds(hyper, step.t, x.amax[0], x.amax[1], x.amax[2], amax_g * limit);
+  step.scalars = adam_scalars(hyper, step.t, multiplier,
+                              is_scaled(x.p_type, x.p_scale_inv) ? *x.p_scale_inv : 1.0f,
                               is_scaled(x.m_type, x.m_scale_inv) ? *x.m_scale_inv : 1.0f,
                               is_scaled(x.v_type, x.v_scale_inv) ? *x.v_scale_inv : 1.0f);
   const StorageScale p = next_master_scale(x.p_type, x.p_scale_inv, bounds.p);
@@ -69,7 +81,8 @@ FP8AMP_HD float stored_maximum(DType type, std::uint32_t code, float scale_inv) 
 }
 
 // After the pass; p, m, v: the largest codes written.
-FP8AMP_HD void finish_adam_step(const AdamTensor& x, const AdamStep& step, std::uint32_t p, std::uint32_t m, std::uint32_t v) {
+FP8AMP_HD void finish_adam_step(const AdamTensor& x, const AdamStep& step, std::uint32_t p,
+                                std::uint32_t m, std::uint32_t v) {
   if (is_scaled(x.p_type, x.p_scale_inv)) *x.p_scale_inv = step.p_scale_inv;
   if (is_scaled(x.m_type, x.m_scale_inv)) *x.m_scale_inv = step.m_scale_inv;
   if (is_scaled(x.v_type, x.v_scale_inv)) *x.v_scale_inv = step.v_scale_inv;

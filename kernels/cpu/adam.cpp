@@ -36,7 +36,8 @@ AdamLoop make_loop(const AdamArgs& args, const AdamTensor& x, const AdamStep& st
   AdamLoop loop{};
   loop.p_type = x.p_type, loop.g_type = x.g_type, loop.m_type = x.m_type, loop.v_type = x.v_type;
   loop.scalars = step.scalars;
-  loop.p_rounding = args.p_rounding, loop.m_rounding = args.m_rounding, loop.v_rounding = args.v_rounding;
+  loop.p_rounding = args.p_rounding, loop.m_rounding = args.m_rounding,
+  loop.v_rounding = args.v_rounding;
   loop.p_key = numerics::random_key(args.seed, step.t, x.id, kMasterStream);
   loop.m_key = numerics::random_key(args.seed, step.t, x.id, kMomentStream);
   loop.v_key = numerics::random_key(args.seed, step.t, x.id, kSecondMomentStream);
@@ -75,7 +76,8 @@ void adam(const AdamArgs& args) {
   const float grad_scale = args.grad_scale ? *args.grad_scale : 1.0f;
   std::vector<AdamStep> steps;
   steps.reserve(args.tensors.size());
-  for (const AdamTensor& x : args.tensors) steps.push_back(prepare_adam_step(x, args.hyper, grad_scale));
+  for (const AdamTensor& x : args.tensors)
+    steps.push_back(prepare_adam_step(x, args.hyper, grad_scale));
   std::vector<TensorMaxima> maxima(args.tensors.size());
   for_each_run(args.tensors, kGrain, [&](std::size_t i, std::int64_t first, std::int64_t n) {
     AdamLoop loop = make_loop(args, args.tensors[i], steps[i]);
@@ -86,7 +88,8 @@ void adam(const AdamArgs& args) {
     maxima[i].v.raise(max.v);
   });
   for (std::size_t i = 0; i < steps.size(); ++i)
-    finish_adam_step(args.tensors[i], steps[i], maxima[i].p.get(), maxima[i].m.get(), maxima[i].v.get());
+    finish_adam_step(args.tensors[i], steps[i], maxima[i].p.get(), maxima[i].m.get(),
+                     maxima[i].v.get());
 }
 
 }  // namespace fp8amp::kernels::cpu

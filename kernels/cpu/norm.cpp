@@ -12,8 +12,9 @@
 namespace fp8amp::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kChunk = 65536;  // elements of one FP64 sum: fixed, so that no sum depends on the number of threads
-constexpr std::int64_t kGrain = 32;     // blocks a thread is woken for
+constexpr std::int64_t kChunk =
+    65536;  // elements of one FP64 sum: fixed, so that no sum depends on the number of threads
+constexpr std::int64_t kGrain = 32;  // blocks a thread is woken for
 
 struct Chunk {
   std::size_t tensor;
@@ -33,15 +34,17 @@ std::vector<Chunk> make_chunks(std::span<const NormTensor> tensors) {
 void norm(const NormArgs& args) {
   const std::vector<Chunk> chunks = make_chunks(args.tensors);
   std::vector<double> sums(chunks.size());
-  parallel_for(0, static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      const Chunk& c = chunks[static_cast<std::size_t>(k)];
-      const NormTensor& t = args.tensors[c.tensor];
-      const double scale_inv = t.scale_inv ? *t.scale_inv : 1.0f;
-      sums[static_cast<std::size_t>(k)] =
-          loops().sum_of_squares(element_pointer(t.x, t.x_type, c.first), t.x_type, c.n) * (scale_inv * scale_inv);
-    }
-  });
+  parallel_for(
+      0, static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t k = begin; k < end; ++k) {
+          const Chunk& c = chunks[static_cast<std::size_t>(k)];
+          const NormTensor& t = args.tensors[c.tensor];
+          const double scale_inv = t.scale_inv ? *t.scale_inv : 1.0f;
+          sums[static_cast<std::size_t>(k)] =
+              loops().sum_of_squares(element_pointer(t.x, t.x_type, c.first), t.x_type, c.n) *
+              (scale_inv * scale_inv);
+        }
+      });
   double sum = 0;
   for (double s : sums) sum += s;
   *args.norm = static_cast<float>(std::sqrt(sum));
@@ -56,9 +59,11 @@ void clip(const ClipArgs& args) {
       *t.scale_inv = std::max(*t.scale_inv * factor, numerics::kMinScale);
     else
       plain.push_back(t);
-  for_each_run(std::span<const NormTensor>(plain), kGrain, [&](std::size_t i, std::int64_t first, std::int64_t n) {
-    loops().scale_values(element_pointer(plain[i].x, plain[i].x_type, first), plain[i].x_type, factor, n);
-  });
+  for_each_run(std::span<const NormTensor>(plain), kGrain,
+               [&](std::size_t i, std::int64_t first, std::int64_t n) {
+                 loops().scale_values(element_pointer(plain[i].x, plain[i].x_type, first),
+                                      plain[i].x_type, factor, n);
+               });
 }
 
 }  // namespace fp8amp::kernels::cpu

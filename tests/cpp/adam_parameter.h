@@ -17,9 +17,11 @@ struct AdamTypes {
 };
 inline constexpr AdamTypes kO1{DType::kFloat16, DType::kE4M3, DType::kFloat32, DType::kFloat32};
 inline constexpr AdamTypes kO2{DType::kFloat16, DType::kE4M3, DType::kE4M3, DType::kFloat16};
-inline constexpr AdamTypes kFloats{DType::kFloat32, DType::kFloat32, DType::kFloat32, DType::kFloat32};
+inline constexpr AdamTypes kFloats{DType::kFloat32, DType::kFloat32, DType::kFloat32,
+                                   DType::kFloat32};
 // O2 states with nothing else rounded: what an emulation of the states alone sees.
-inline constexpr AdamTypes kO2States{DType::kFloat32, DType::kFloat32, DType::kE4M3, DType::kFloat16};
+inline constexpr AdamTypes kO2States{DType::kFloat32, DType::kFloat32, DType::kE4M3,
+                                     DType::kFloat16};
 
 // Codes of `type` under one scale; plain float32 where type is kFloat32.
 struct Stored {
@@ -28,9 +30,13 @@ struct Stored {
   std::vector<std::uint8_t> bytes;
 
   Stored(DType t, std::size_t n) : type(t), bytes(n * static_cast<std::size_t>(size_in_bytes(t))) {}
-  std::int64_t size() const { return static_cast<std::int64_t>(bytes.size()) / size_in_bytes(type); }
+  std::int64_t size() const {
+    return static_cast<std::int64_t>(bytes.size()) / size_in_bytes(type);
+  }
   float* scale_pointer() { return type == DType::kFloat32 ? nullptr : &scale_inv; }
-  float operator[](std::int64_t i) const { return kernels::load_element(bytes.data(), type, i) * scale_inv; }
+  float operator[](std::int64_t i) const {
+    return kernels::load_element(bytes.data(), type, i) * scale_inv;
+  }
   float amax() const {
     std::uint32_t max = 0;
     for (std::int64_t i = 0; i < size(); ++i) max = std::max(max, numerics::abs_bits((*this)[i]));
@@ -45,7 +51,8 @@ struct Stored {
     for (float v : x) amax = std::max(amax, std::fabs(v));
     const float scale = numerics::compute_scale(amax, format_max(type), ScaleRounding::kPowerOfTwo);
     for (std::size_t i = 0; i < x.size(); ++i)
-      kernels::store_code(bytes.data(), type, static_cast<std::int64_t>(i), x[i], scale, Rounding::kNearest, Overflow::kNaN, 0);
+      kernels::store_code(bytes.data(), type, static_cast<std::int64_t>(i), x[i], scale,
+                          Rounding::kNearest, Overflow::kNaN, 0);
     scale_inv = numerics::inverse_scale(scale);
   }
 };
@@ -56,13 +63,28 @@ struct AdamParameterData {
   float step = 0;
   std::uint32_t id = 0;
 
-  AdamParameterData(AdamTypes t, const std::vector<float>& values) : p(t.p, values.size()), g(t.g, values.size()), m(t.m, values.size()), v(t.v, values.size()) {
+  AdamParameterData(AdamTypes t, const std::vector<float>& values)
+      : p(t.p, values.size()), g(t.g, values.size()), m(t.m, values.size()), v(t.v, values.size()) {
     p.assign(values);
     amax[0] = p.amax();
   }
   kernels::AdamTensor tensor() {
-    return {p.bytes.data(), g.bytes.data(), m.bytes.data(), v.bytes.data(), p.type, g.type, m.type, v.type, p.scale_pointer(),
-            g.scale_pointer(), m.scale_pointer(), v.scale_pointer(), amax, &step, p.size(), id};
+    return {p.bytes.data(),
+            g.bytes.data(),
+            m.bytes.data(),
+            v.bytes.data(),
+            p.type,
+            g.type,
+            m.type,
+            v.type,
+            p.scale_pointer(),
+            g.scale_pointer(),
+            m.scale_pointer(),
+            v.scale_pointer(),
+            amax,
+            &step,
+            p.size(),
+            id};
   }
 };
 
@@ -74,7 +96,8 @@ inline kernels::AdamArgs default_args() {
 }
 
 // grad_amax and adam on one parameter; the gradient is cast to its type first.
-inline void adam_step(AdamParameterData& x, const std::vector<float>& grad, kernels::AdamArgs args = default_args()) {
+inline void adam_step(AdamParameterData& x, const std::vector<float>& grad,
+                      kernels::AdamArgs args = default_args()) {
   x.g.assign(grad);
   const kernels::AdamTensor tensor = x.tensor();
   float found_inf = 0;

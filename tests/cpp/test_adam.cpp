@@ -1,6 +1,8 @@
-// Adam's loops against the scalar definition at every instruction-set level, bit for bit, and the drivers around them.
+// Adam's loops against the scalar definition at every instruction-set level, bit for bit, and the
+// drivers around them.
 #include <fp8amp/parallel.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <functional>
 #include <limits>
@@ -31,18 +33,23 @@ std::vector<Isa> levels() {
 
 // ---- the definition, element by element
 template <class F>
-std::uint32_t write_code(void* y, std::int64_t i, float x, float scale, Rounding rounding, std::uint32_t random, bool second) {
+std::uint32_t write_code(void* y, std::int64_t i, float x, float scale, Rounding rounding,
+                         std::uint32_t random, bool second) {
   using namespace numerics;
-  const auto code = second ? encode_second_moment<F>(x, scale, rounding, random) : quantize_element<F>(x, scale, rounding, Overflow::kSaturate, random);
+  const auto code = second ? encode_second_moment<F>(x, scale, rounding, random)
+                           : quantize_element<F>(x, scale, rounding, Overflow::kSaturate, random);
   static_cast<typename F::Bits*>(y)[i] = code;
   return code & (F::kSign - 1u);
 }
-std::uint32_t write(void* y, DType type, std::int64_t i, float x, float scale, Rounding rounding, std::uint32_t key, std::uint64_t element, bool second) {
-  const std::uint32_t random = rounding == Rounding::kStochastic ? numerics::random_bits(key, element) : 0;
+std::uint32_t write(void* y, DType type, std::int64_t i, float x, float scale, Rounding rounding,
+                    std::uint32_t key, std::uint64_t element, bool second) {
+  const std::uint32_t random =
+      rounding == Rounding::kStochastic ? numerics::random_bits(key, element) : 0;
   switch (type) {
     case DType::kE4M3: return write_code<numerics::E4M3>(y, i, x, scale, rounding, random, second);
     case DType::kE5M2: return write_code<numerics::E5M2>(y, i, x, scale, rounding, random, second);
-    case DType::kFloat16: return write_code<numerics::Fp16>(y, i, x, scale, rounding, random, second);
+    case DType::kFloat16:
+      return write_code<numerics::Fp16>(y, i, x, scale, rounding, random, second);
     default: static_cast<float*>(y)[i] = x; return numerics::abs_bits(x);
   }
 }
@@ -50,12 +57,16 @@ AdamMaxima definition(const AdamLoop& l) {
   using kernels::load_element;
   AdamMaxima max{};
   for (std::int64_t i = 0; i < l.n; ++i) {
-    const auto e = numerics::adam_element(l.scalars, load_element(l.p, l.p_type, i), load_element(l.g, l.g_type, i), load_element(l.m, l.m_type, i),
-                                          load_element(l.v, l.v_type, i));
+    const auto e = numerics::adam_element(
+        l.scalars, load_element(l.p, l.p_type, i), load_element(l.g, l.g_type, i),
+        load_element(l.m, l.m_type, i), load_element(l.v, l.v_type, i));
     const std::uint64_t element = l.first + static_cast<std::uint64_t>(i);
-    max.p = std::max(max.p, write(l.p, l.p_type, i, e.p, l.scalars.p_scale, l.p_rounding, l.p_key, element, false));
-    max.m = std::max(max.m, write(l.m, l.m_type, i, e.m, l.scalars.m_scale, l.m_rounding, l.m_key, element, false));
-    max.v = std::max(max.v, write(l.v, l.v_type, i, e.v, l.scalars.v_scale, l.v_rounding, l.v_key, element, true));
+    max.p = std::max(max.p, write(l.p, l.p_type, i, e.p, l.scalars.p_scale, l.p_rounding, l.p_key,
+                                  element, false));
+    max.m = std::max(max.m, write(l.m, l.m_type, i, e.m, l.scalars.m_scale, l.m_rounding, l.m_key,
+                                  element, false));
+    max.v = std::max(max.v, write(l.v, l.v_type, i, e.v, l.scalars.v_scale, l.v_rounding, l.v_key,
+                                  element, true));
   }
   return max;
 }
@@ -65,11 +76,17 @@ constexpr std::size_t kGuard = 128;
 struct Guarded {
   std::vector<std::uint8_t> bytes;
   std::size_t offset;
-  Guarded(std::size_t size, std::size_t misalign) : bytes(size + 2 * kGuard, 0xa5), offset(kGuard + misalign) { bytes.resize(size + 2 * kGuard + misalign, 0xa5); }
+  Guarded(std::size_t size, std::size_t misalign)
+      : bytes(size + 2 * kGuard, 0xa5), offset(kGuard + misalign) {
+    bytes.resize(size + 2 * kGuard + misalign, 0xa5);
+  }
   void* data() { return bytes.data() + offset; }
 };
 
-enum class Inputs { kOrdinary, kExtreme };  // kExtreme: every code, NaN and Inf too, scales that overflow
+enum class Inputs {
+  kOrdinary,
+  kExtreme
+};  // kExtreme: every code, NaN and Inf too, scales that overflow
 
 struct Buffers {
   Guarded p, g, m, v;
@@ -82,7 +99,9 @@ void fill(void* data, DType type, std::int64_t n, std::mt19937& rng, Inputs inpu
     if (rng() % 11 == 0) r = 0;
     if (type == DType::kFloat32) {
       float x = numerics::bits_float(r);
-      if (inputs == Inputs::kOrdinary) x = std::ldexp(1.0f + float(r & 0xffff) / 65536.0f, -int(r >> 16 & 31)) * ((r >> 31) ? -1.0f : 1.0f) * (r ? 1.0f : 0.0f);
+      if (inputs == Inputs::kOrdinary)
+        x = std::ldexp(1.0f + float(r & 0xffff) / 65536.0f, -int(r >> 16 & 31)) *
+            ((r >> 31) ? -1.0f : 1.0f) * (r ? 1.0f : 0.0f);
       static_cast<float*>(data)[i] = x;
     } else if (is_float8(type)) {
       if (inputs == Inputs::kOrdinary && !std::isfinite(kernels::load_element(&r, type, 0))) r = 1;
@@ -94,11 +113,17 @@ void fill(void* data, DType type, std::int64_t n, std::mt19937& rng, Inputs inpu
   }
 }
 
-Buffers make_buffers(AdamTypes t, std::int64_t n, std::size_t misalign, Inputs inputs, std::uint32_t seed) {
+Buffers make_buffers(AdamTypes t, std::int64_t n, std::size_t misalign, Inputs inputs,
+                     std::uint32_t seed) {
   std::mt19937 rng(seed);
   const auto bytes = [&](DType type) { return static_cast<std::size_t>(n * size_in_bytes(type)); };
-  const auto offset = [&](DType type) { return misalign * static_cast<std::size_t>(size_in_bytes(type)); };
-  Buffers b{{bytes(t.p), offset(t.p)}, {bytes(t.g), offset(t.g)}, {bytes(t.m), offset(t.m)}, {bytes(t.v), offset(t.v)}};
+  const auto offset = [&](DType type) {
+    return misalign * static_cast<std::size_t>(size_in_bytes(type));
+  };
+  Buffers b{{bytes(t.p), offset(t.p)},
+            {bytes(t.g), offset(t.g)},
+            {bytes(t.m), offset(t.m)},
+            {bytes(t.v), offset(t.v)}};
   fill(b.p.data(), t.p, n, rng, inputs, false);
   fill(b.g.data(), t.g, n, rng, inputs, false);
   fill(b.m.data(), t.m, n, rng, inputs, false);
@@ -113,8 +138,10 @@ struct LoopCase {
 };
 
 AdamLoop make_loop(const LoopCase& c, Buffers& b, std::int64_t n, std::uint64_t first) {
-  return {b.p.data(), b.g.data(), b.m.data(), b.v.data(), c.types.p, c.types.g, c.types.m, c.types.v, c.scalars, c.p_rounding, c.m_rounding, c.v_rounding,
-          0x12345678u, 0x9abcdef0u, 0x0fedcba9u, n, first};
+  return {
+      b.p.data(),  b.g.data(), b.m.data(),   b.v.data(),   c.types.p,    c.types.g,   c.types.m,
+      c.types.v,   c.scalars,  c.p_rounding, c.m_rounding, c.v_rounding, 0x12345678u, 0x9abcdef0u,
+      0x0fedcba9u, n,          first};
 }
 
 // Equal bytes; float32 NaN compare as NaN, for their payload depends on the order of operands.
@@ -129,20 +156,27 @@ void expect_equal(const Guarded& a, const Guarded& b, DType type, const std::str
       std::memcpy(&y, &b.bytes[element], 4);
       if (std::isnan(x) && std::isnan(y)) continue;
     }
-    ADD_FAILURE() << what << " differs at byte " << static_cast<std::int64_t>(i) - static_cast<std::int64_t>(a.offset) << ": " << int(a.bytes[i]) << " against " << int(b.bytes[i]);
+    ADD_FAILURE() << what << " differs at byte "
+                  << static_cast<std::int64_t>(i) - static_cast<std::int64_t>(a.offset) << ": "
+                  << int(a.bytes[i]) << " against " << int(b.bytes[i]);
     return;
   }
 }
-bool same_maximum(std::uint32_t a, std::uint32_t b, DType type) { return a == b || (type == DType::kFloat32 && a > numerics::kInfBits && b > numerics::kInfBits); }
+bool same_maximum(std::uint32_t a, std::uint32_t b, DType type) {
+  return a == b || (type == DType::kFloat32 && a > numerics::kInfBits && b > numerics::kInfBits);
+}
 
-void check_loop(const LoopCase& c, std::int64_t n, std::size_t misalign, Inputs inputs, std::uint64_t first = 0) {
+void check_loop(const LoopCase& c, std::int64_t n, std::size_t misalign, Inputs inputs,
+                std::uint64_t first = 0) {
   Buffers wanted = make_buffers(c.types, n, misalign, inputs, 7u + static_cast<std::uint32_t>(n));
   const Buffers start = wanted;
   const AdamMaxima max = definition(make_loop(c, wanted, n, first));
   for (Isa isa : levels()) {
     Buffers b = start;
     const AdamMaxima seen = kernels::cpu::loops(isa).adam(make_loop(c, b, n, first));
-    const std::string where = std::string(kernels::cpu::name(isa)) + " " + name(c.types.p) + "/" + name(c.types.g) + "/" + name(c.types.m) + "/" + name(c.types.v) + " n " + std::to_string(n);
+    const std::string where = std::string(kernels::cpu::name(isa)) + " " + name(c.types.p) + "/" +
+                              name(c.types.g) + "/" + name(c.types.m) + "/" + name(c.types.v) +
+                              " n " + std::to_string(n);
     expect_equal(b.p, wanted.p, c.types.p, where + ": p");
     expect_equal(b.g, wanted.g, c.types.g, where + ": g");
     expect_equal(b.m, wanted.m, c.types.m, where + ": m");
@@ -156,7 +190,9 @@ void check_loop(const LoopCase& c, std::int64_t n, std::size_t misalign, Inputs 
 
 // Scalars whose results lie inside the formats, for random codes.
 numerics::AdamScalars ordinary_scalars(AdamTypes t) {
-  const auto inv = [](DType type) { return type == DType::kFloat32 ? 1.0f : 1.0f / format_max(type); };
+  const auto inv = [](DType type) {
+    return type == DType::kFloat32 ? 1.0f : 1.0f / format_max(type);
+  };
   numerics::AdamHyperparameters h;
   h.weight_decay = 0.1f;
   numerics::AdamScalars s = numerics::adam_scalars(h, 5, inv(t.g), inv(t.p), inv(t.m), inv(t.v));
@@ -174,7 +210,8 @@ TEST(AdamLoops, LevelsOfUseEqualTheDefinition) {
     for (Rounding p : {kNearest, kStochastic})
       for (Rounding m : {kNearest, kStochastic})
         for (std::int64_t n : kSizes)
-          for (std::size_t misalign : {0, 1}) check_loop({t, p, m, kNearest, ordinary_scalars(t)}, n, misalign, Inputs::kOrdinary);
+          for (std::size_t misalign : {0, 1})
+            check_loop({t, p, m, kNearest, ordinary_scalars(t)}, n, misalign, Inputs::kOrdinary);
 }
 
 TEST(AdamLoops, EveryCombinationOfTypesEqualsTheDefinition) {
@@ -230,8 +267,11 @@ TEST(AdamLoops, OneNaNCode) {
     for (int which = 0; which < 4; ++which) {
       LoopCase c{test::kO2, kNearest, kStochastic, kNearest, ordinary_scalars(test::kO2)};
       Buffers wanted = make_buffers(c.types, 600, 0, Inputs::kOrdinary, 3);
-      if (which < 2) static_cast<std::uint8_t*>(which ? wanted.m.data() : wanted.g.data())[where] = where % 2 ? 0x7f : 0xff;
-      else static_cast<std::uint16_t*>(which == 2 ? wanted.p.data() : wanted.v.data())[where] = 0x7e01;
+      if (which < 2)
+        static_cast<std::uint8_t*>(which ? wanted.m.data() : wanted.g.data())[where] =
+            where % 2 ? 0x7f : 0xff;
+      else
+        static_cast<std::uint16_t*>(which == 2 ? wanted.p.data() : wanted.v.data())[where] = 0x7e01;
       const Buffers start = wanted;
       definition(make_loop(c, wanted, 600, 0));
       for (Isa isa : levels()) {
@@ -245,9 +285,44 @@ TEST(AdamLoops, OneNaNCode) {
     }
 }
 
+// Buffers that end where the page after them cannot be read.
+class PageEnd {
+ public:
+  explicit PageEnd(std::size_t size) : size_(size) {
+    pages_ = static_cast<char*>(
+        mmap(nullptr, kMapped + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    EXPECT_NE(pages_, MAP_FAILED);
+    EXPECT_EQ(mprotect(pages_ + kMapped, kPage, PROT_NONE), 0);
+  }
+  PageEnd(const PageEnd&) = delete;
+  ~PageEnd() { munmap(pages_, kMapped + kPage); }
+  void* data() { return pages_ + kMapped - size_; }
+
+ private:
+  static constexpr std::size_t kPage = 65536, kMapped = 65536;
+  std::size_t size_;
+  char* pages_;
+};
+
+TEST(AdamLoops, NoAccessPastTheEnd) {
+  for (AdamTypes t : {test::kO1, test::kO2, test::kFloats,
+                      AdamTypes{DType::kE4M3, DType::kBFloat16, DType::kE4M3, DType::kE5M2}})
+    for (std::int64_t n : {0, 1, 15, 16, 17, 31, 33, 63, 65, 511, 513, 1000}) {
+      const auto bytes = [&](DType type) {
+        return static_cast<std::size_t>(n * size_in_bytes(type));
+      };
+      PageEnd p(bytes(t.p)), g(bytes(t.g)), m(bytes(t.m)), v(bytes(t.v));
+      const AdamLoop loop{
+          p.data(), g.data(),    m.data(), v.data(), t.p, t.g, t.m, t.v, ordinary_scalars(t),
+          kNearest, kStochastic, kNearest, 1,        2,   3,   n,   0};
+      for (Isa isa : levels()) kernels::cpu::loops(isa).adam(loop);
+    }
+}
+
 TEST(AdamLoops, RandomBitsFollowTheElement) {
   const LoopCase c{test::kO2, kStochastic, kStochastic, kNearest, ordinary_scalars(test::kO2)};
-  for (std::uint64_t first : {std::uint64_t(16), std::uint64_t(1) << 33, (std::uint64_t(1) << 33) - 512, std::uint64_t(512) * 12345})
+  for (std::uint64_t first : {std::uint64_t(16), std::uint64_t(1) << 33,
+                              (std::uint64_t(1) << 33) - 512, std::uint64_t(512) * 12345})
     check_loop(c, 1000, 0, Inputs::kOrdinary, first);
 }
 

@@ -24,7 +24,10 @@ std::vector<float> normal(std::size_t n, float sigma, std::uint32_t seed) {
   return x;
 }
 
-constexpr AdamTypes kTypes[] = {test::kO2, test::kO1, test::kFloats, test::kO2States,
+constexpr AdamTypes kTypes[] = {test::kO2,
+                                test::kO1,
+                                test::kFloats,
+                                test::kO2States,
                                 {DType::kE4M3, DType::kE5M2, DType::kE4M3, DType::kE5M2},
                                 {DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE4M3}};
 constexpr std::size_t kSizes[] = {1, 30000, 3, 512, 513, 1, 16, 8192, 0, 9000, 7};
@@ -44,7 +47,8 @@ void set_gradients(std::vector<AdamParameterData>& all, float sigma, std::uint32
   for (AdamParameterData& x : all) {
     std::vector<float> g = normal(static_cast<std::size_t>(x.p.size()), sigma, seed + x.id);
     if (x.g.type == DType::kBFloat16)
-      for (std::size_t i = 0; i < g.size(); ++i) kernels::store_element(x.g.bytes.data(), x.g.type, static_cast<std::int64_t>(i), g[i]);
+      for (std::size_t i = 0; i < g.size(); ++i)
+        kernels::store_element(x.g.bytes.data(), x.g.type, static_cast<std::int64_t>(i), g[i]);
     else
       x.g.assign(g);
   }
@@ -60,9 +64,13 @@ float step(std::vector<AdamParameterData>& all, AdamArgs args = default_args()) 
   return found_inf;
 }
 bool same_bits(const AdamParameterData& a, const AdamParameterData& b) {
-  const auto scalars = [](const AdamParameterData& x) { return std::vector<float>{x.p.scale_inv, x.m.scale_inv, x.v.scale_inv, x.amax[0], x.amax[1], x.amax[2], x.step}; };
+  const auto scalars = [](const AdamParameterData& x) {
+    return std::vector<float>{x.p.scale_inv, x.m.scale_inv, x.v.scale_inv, x.amax[0],
+                              x.amax[1],     x.amax[2],     x.step};
+  };
   const auto sa = scalars(a), sb = scalars(b);
-  return a.p.bytes == b.p.bytes && a.m.bytes == b.m.bytes && a.v.bytes == b.v.bytes && a.g.bytes == b.g.bytes &&
+  return a.p.bytes == b.p.bytes && a.m.bytes == b.m.bytes && a.v.bytes == b.v.bytes &&
+         a.g.bytes == b.g.bytes &&
          std::memcmp(sa.data(), sb.data(), sa.size() * sizeof(float)) == 0;
 }
 
@@ -80,7 +88,8 @@ TEST(AdamDriver, ThreadsDoNotChangeAnyBit) {
   }
   set_num_threads(before);
   for (std::size_t r = 1; r < results.size(); ++r)
-    for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(same_bits(results[0][i], results[r][i])) << "run " << r << " tensor " << i;
+    for (std::size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_TRUE(same_bits(results[0][i], results[r][i])) << "run " << r << " tensor " << i;
 }
 
 TEST(AdamDriver, TensorsInAListEqualTensorsAlone) {
@@ -98,14 +107,18 @@ TEST(AdamDriver, TensorsInAListEqualTensorsAlone) {
 // A NaN or Inf in any gradient of any type leaves every byte, and says so.
 TEST(AdamDriver, NonFiniteGradientSkipsEveryTensor) {
   for (AdamTypes t : kTypes)
-    for (float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    for (float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
       auto all = make_parameters(2);
-      for (int s = 0; s < 2; ++s) set_gradients(all, 1e-3f, 40u + static_cast<std::uint32_t>(s)), step(all);
+      for (int s = 0; s < 2; ++s)
+        set_gradients(all, 1e-3f, 40u + static_cast<std::uint32_t>(s)), step(all);
       set_gradients(all, 1e-3f, 77);
       for (AdamParameterData& x : all)
         if (x.g.type == t.g && x.p.size() == 9000) {
-          if (is_float8(x.g.type)) x.g.bytes[8999] = 0x7f;
-          else kernels::store_element(x.g.bytes.data(), x.g.type, 8999, bad);
+          if (is_float8(x.g.type))
+            x.g.bytes[8999] = 0x7f;
+          else
+            kernels::store_element(x.g.bytes.data(), x.g.type, 8999, bad);
         }
       const auto before = all;
       EXPECT_EQ(step(all), 1.0f);
@@ -158,10 +171,13 @@ TEST(AdamDriver, ScalesStayNormalNumbers) {
         for (float& v : g) v *= s % 3 == 1 ? 1e-3f : size;
         test::adam_step(x, g);
         for (float inv : {x.p.scale_inv, x.m.scale_inv, x.v.scale_inv}) {
-          EXPECT_TRUE(std::isnormal(inv) && inv > 0) << "gradient " << size << " step " << s << ": " << inv;
+          EXPECT_TRUE(std::isnormal(inv) && inv > 0)
+              << "gradient " << size << " step " << s << ": " << inv;
           EXPECT_TRUE(std::isnormal(1 / inv));
         }
-        for (std::int64_t i = 0; i < 100; ++i) ASSERT_TRUE(std::isfinite(x.p[i]) && std::isfinite(x.m[i]) && std::isfinite(x.v[i])) << size << " " << s;
+        for (std::int64_t i = 0; i < 100; ++i)
+          ASSERT_TRUE(std::isfinite(x.p[i]) && std::isfinite(x.m[i]) && std::isfinite(x.v[i]))
+              << size << " " << s;
       }
     }
 }

@@ -1,5 +1,6 @@
-// What low-precision Adam must get right over many steps: residues of the first moment, vanishing second moments, lost updates, scales.
-// Expected values are those of FP32 Adam, or of an emulation of the fault where a test shows that the fault is real.
+// What low-precision Adam must get right over many steps: residues of the first moment, vanishing
+// second moments, lost updates, scales. Expected values are those of FP32 Adam, or of an emulation
+// of the fault where a test shows that the fault is real.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -32,7 +33,8 @@ AdamArgs args_with(double beta1, Rounding m = Rounding::kStochastic) {
 }
 
 // An anchor of g = 10 on every step; the others have g = 1e-3 once. Returns the parameters.
-AdamParameterData gradient_once(AdamTypes types, const AdamArgs& args, std::size_t copies, int steps) {
+AdamParameterData gradient_once(AdamTypes types, const AdamArgs& args, std::size_t copies,
+                                int steps) {
   AdamParameterData x(types, std::vector<float>(copies + 1));
   for (int s = 1; s <= steps; ++s) {
     std::vector<float> g(copies + 1, s == 21 ? 1e-3f : 0.0f);
@@ -102,7 +104,8 @@ TEST(AdamSecondMoment, SpikeDoesNotMakeItVanish) {
       const float small = s % 4 == 1 ? 1e-3f : s % 4 == 3 ? -1e-3f : 0.0f;
       const std::vector<float> before{x.p[0], x.p[1], x.p[2]};
       adam_step(x, {s == 51 ? 1e4f : 1e-3f, small, -small}, args);
-      for (std::int64_t i = 0; i < 3; ++i) worst = std::max(worst, std::fabs(x.p[i] - before[std::size_t(i)]) / args.hyper.lr);
+      for (std::int64_t i = 0; i < 3; ++i)
+        worst = std::max(worst, std::fabs(x.p[i] - before[std::size_t(i)]) / args.hyper.lr);
     }
     EXPECT_LE(worst, 5.0f);
   }
@@ -134,7 +137,8 @@ TEST(AdamEps, InSinglePrecision) {
 }
 
 TEST(AdamZero, GradientLeavesWeightsAndStates) {
-  for (AdamTypes types : {kO1, kO2, kFloats, kO2FloatGrad, AdamTypes{DType::kE4M3, DType::kE4M3, DType::kE4M3, DType::kE5M2}}) {
+  for (AdamTypes types : {kO1, kO2, kFloats, kO2FloatGrad,
+                          AdamTypes{DType::kE4M3, DType::kE4M3, DType::kE4M3, DType::kE5M2}}) {
     std::vector<float> values(1000);
     std::mt19937 rng(1);
     for (float& v : values) v = std::normal_distribution<float>(0, 0.02f)(rng);
@@ -142,7 +146,8 @@ TEST(AdamZero, GradientLeavesWeightsAndStates) {
     const std::vector<float> zero(values.size());
     adam_step(x, zero);
     const AdamParameterData first = x;
-    for (std::int64_t i = 0; i < 1000; ++i) EXPECT_EQ(x.p[i], AdamParameterData(types, values).p[i]);
+    for (std::int64_t i = 0; i < 1000; ++i)
+      EXPECT_EQ(x.p[i], AdamParameterData(types, values).p[i]);
     for (int s = 0; s < 4; ++s) adam_step(x, zero);
     EXPECT_EQ(x.p.bytes, first.p.bytes);
     EXPECT_EQ(x.p.scale_inv, first.p.scale_inv);
@@ -165,7 +170,8 @@ TEST(AdamFirstStep, DoesNotDependOnTheSizeOfTheGradient) {
     AdamParameterData x(types, std::vector<float>(5));
     adam_step(x, {1.0f, -2.0f, 3.0f, 0.0f, 1e-6f});
     const float wanted[] = {-1e-3f, 1e-3f, -1e-3f, 0.0f, -9.901e-4f};
-    for (std::int64_t i = 0; i < 5; ++i) EXPECT_NEAR(x.p[i], wanted[i], std::fabs(wanted[i]) * 0x1p-11f + 1e-9f);
+    for (std::int64_t i = 0; i < 5; ++i)
+      EXPECT_NEAR(x.p[i], wanted[i], std::fabs(wanted[i]) * 0x1p-11f + 1e-9f);
   }
 }
 
@@ -225,7 +231,8 @@ TEST(AdamMoment, FollowsAConstantGradient) {
   const std::vector<float> g{1.0f, 0.3f, 0.07f, 0.01f};
   for (double beta1 : {0.9, 0.95}) {
     for (Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
-      const float low = rounding == Rounding::kNearest ? 0.95f : 0.93f, high = rounding == Rounding::kNearest ? 1.021f : 1.08f;
+      const float low = rounding == Rounding::kNearest ? 0.95f : 0.93f,
+                  high = rounding == Rounding::kNearest ? 1.021f : 1.08f;
       AdamParameterData x(kO2States, std::vector<float>(4));
       for (int s = 0; s < 200; ++s) adam_step(x, g, args_with(beta1, rounding));
       for (std::int64_t i = 0; i < 4; ++i) {
@@ -249,11 +256,14 @@ TEST(AdamSpike, HugeGradientsStayFinite) {
       AdamParameterData x(types, std::vector<float>(64, 0.5f));
       std::vector<float> g(64);
       for (int s = 0; s < 200; ++s) {
-        for (std::size_t i = 0; i < g.size(); ++i) g[i] = std::sin(float(i * 7 + std::size_t(s) * 3)) * (s == 60 && i % 3 == 0 ? spike : 1e-3f);
+        for (std::size_t i = 0; i < g.size(); ++i)
+          g[i] =
+              std::sin(float(i * 7 + std::size_t(s) * 3)) * (s == 60 && i % 3 == 0 ? spike : 1e-3f);
         const AdamParameterData before = x;
         adam_step(x, g);
         for (std::int64_t i = 0; i < 64; ++i) {
-          ASSERT_TRUE(std::isfinite(x.p[i]) && std::isfinite(x.m[i]) && std::isfinite(x.v[i])) << spike << " step " << s;
+          ASSERT_TRUE(std::isfinite(x.p[i]) && std::isfinite(x.m[i]) && std::isfinite(x.v[i]))
+              << spike << " step " << s;
           ASSERT_LE(std::fabs(x.p[i] - before.p[i]), 10 * 1e-3f) << spike << " step " << s;
         }
       }
@@ -264,9 +274,10 @@ TEST(AdamSpike, HugeGradientsStayFinite) {
 void next_gradient(std::vector<float>& g, int pattern, int step, std::mt19937& rng) {
   for (float& v : g) {
     v = std::uniform_real_distribution<float>(-1, 1)(rng);
-    if (pattern == 1) v *= step % 40 < 38 ? 1e-6f : 1.0f;                             // silence, then a burst
-    if (pattern == 2) v = rng() % 16 ? 0.0f : v;                                      // rare
-    if (pattern == 3) v = std::fabs(v) * std::pow(1.3f, static_cast<float>(step % 60));  // growing, one sign
+    if (pattern == 1) v *= step % 40 < 38 ? 1e-6f : 1.0f;  // silence, then a burst
+    if (pattern == 2) v = rng() % 16 ? 0.0f : v;           // rare
+    if (pattern == 3)
+      v = std::fabs(v) * std::pow(1.3f, static_cast<float>(step % 60));  // growing, one sign
   }
 }
 AdamArgs random_hyperparameters(std::mt19937& rng) {
@@ -281,8 +292,9 @@ AdamArgs random_hyperparameters(std::mt19937& rng) {
   return args;
 }
 
-// The bounds that the scales are made from hold for every new value. That of the update holds for exact moments; in O2 the smallest
-// elements exceed it now and then, where a residue of m is rounded up: such a weight may saturate, by a few lr.
+// The bounds that the scales are made from hold for every new value. That of the update holds for
+// exact moments; in O2 the smallest elements exceed it now and then, where a residue of m is
+// rounded up: such a weight may saturate, by a few lr.
 TEST(AdamBounds, HoldOnRandomTrajectories) {
   std::mt19937 rng(11);
   std::map<DType, double> tightest, beyond, count;
@@ -297,16 +309,23 @@ TEST(AdamBounds, HoldOnRandomTrajectories) {
       x.g.assign(g);
       x.amax[3] = x.g.amax();
       const float amax[3] = {x.amax[0], x.amax[1], x.amax[2]};
-      const auto bounds = numerics::adam_bounds(args.hyper, std::uint32_t(s + 1), amax[0], amax[1], amax[2], x.amax[3]);
+      const auto bounds = numerics::adam_bounds(args.hyper, std::uint32_t(s + 1), amax[0], amax[1],
+                                                amax[2], x.amax[3]);
       const kernels::AdamStep step = kernels::prepare_adam_step(x.tensor(), args.hyper, 1.0f);
-      const double most = numerics::adam_update_bound(args.hyper.beta1, args.hyper.beta2, std::uint32_t(s + 1));
+      const double most =
+          numerics::adam_update_bound(args.hyper.beta1, args.hyper.beta2, std::uint32_t(s + 1));
       for (std::int64_t i = 0; i < 32; ++i) {
-        const auto code = [&](const test::Stored& y) { return kernels::load_element(y.bytes.data(), y.type, i); };
-        const auto e = numerics::adam_element(step.scalars, code(x.p), code(x.g), code(x.m), code(x.v));
+        const auto code = [&](const test::Stored& y) {
+          return kernels::load_element(y.bytes.data(), y.type, i);
+        };
+        const auto e =
+            numerics::adam_element(step.scalars, code(x.p), code(x.g), code(x.m), code(x.v));
         const double u = std::fabs(e.p - code(x.p) * step.scalars.p_keep) / args.hyper.lr;
         ASSERT_LE(std::fabs(e.m), bounds.m * 1.00001f) << "run " << run << " step " << s;
         ASSERT_LE(e.v, bounds.v * 1.00001f) << "run " << run << " step " << s;
-        ASSERT_LE(std::fabs(e.p), bounds.p * 1.00001f + 6 * args.hyper.lr * (types.m == DType::kE4M3)) << "run " << run << " step " << s;
+        ASSERT_LE(std::fabs(e.p),
+                  bounds.p * 1.00001f + 6 * args.hyper.lr * (types.m == DType::kE4M3))
+            << "run " << run << " step " << s;
         tightest[types.m] = std::max(tightest[types.m], u / most);
         beyond[types.m] += u > most;
         ++count[types.m];
@@ -331,7 +350,8 @@ TEST(AdamBounds, HoldOnRandomTrajectories) {
 TEST(AdamBounds, CapOfTheUpdate) {
   using numerics::adam_update_bound;
   EXPECT_NEAR(adam_update_bound(0.9, 0.999, 1), 1.25, 1e-6);
-  EXPECT_NEAR(adam_update_bound(0.9, 0.999, 1000000), 1.25 * 0.1 / std::sqrt(0.001) / std::sqrt(1 - 0.81 / 0.999), 1e-6);
+  EXPECT_NEAR(adam_update_bound(0.9, 0.999, 1000000),
+              1.25 * 0.1 / std::sqrt(0.001) / std::sqrt(1 - 0.81 / 0.999), 1e-6);
   EXPECT_EQ(adam_update_bound(0.99, 0.9, 100000), numerics::kMaxUpdateBound);
   EXPECT_NEAR(adam_update_bound(0.0, 0.0, 7), 1.25, 1e-6);
 }

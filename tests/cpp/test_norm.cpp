@@ -20,14 +20,21 @@ struct Grad {
   std::vector<std::uint8_t> bytes;
   DType type;
   float scale_inv;
-  Grad(DType t, const std::vector<float>& x, float scale) : bytes(x.size() * std::size_t(size_in_bytes(t))), type(t), scale_inv(1 / scale) {
+  Grad(DType t, const std::vector<float>& x, float scale)
+      : bytes(x.size() * std::size_t(size_in_bytes(t))), type(t), scale_inv(1 / scale) {
     for (std::size_t i = 0; i < x.size(); ++i) {
       const auto at = std::int64_t(i);
-      if (is_float8(t)) kernels::store_code(bytes.data(), t, at, x[i], scale, Rounding::kNearest, Overflow::kNaN, 0);
-      else kernels::store_element(bytes.data(), t, at, x[i]);
+      if (is_float8(t))
+        kernels::store_code(bytes.data(), t, at, x[i], scale, Rounding::kNearest, Overflow::kNaN,
+                            0);
+      else
+        kernels::store_element(bytes.data(), t, at, x[i]);
     }
   }
-  NormTensor tensor() { return {bytes.data(), type, is_float8(type) ? &scale_inv : nullptr, std::int64_t(bytes.size()) / size_in_bytes(type)}; }
+  NormTensor tensor() {
+    return {bytes.data(), type, is_float8(type) ? &scale_inv : nullptr,
+            std::int64_t(bytes.size()) / size_in_bytes(type)};
+  }
 };
 
 float norm_of(std::vector<Grad>& grads) {
@@ -60,7 +67,8 @@ TEST(Norm, OfScaledGradientsFromDequantisedValues) {
 TEST(Norm, DoesNotOverflowOrVanish) {
   std::vector<Grad> half{{DType::kFloat16, std::vector<float>(1000000, 1e4f), 1.0f}};
   EXPECT_FLOAT_EQ(norm_of(half), 1e7f);
-  std::vector<Grad> huge{{DType::kFloat32, {3e30f, 4e30f}, 1.0f}}, tiny{{DType::kFloat32, {3e-30f, 4e-30f}, 1.0f}};
+  std::vector<Grad> huge{{DType::kFloat32, {3e30f, 4e30f}, 1.0f}},
+      tiny{{DType::kFloat32, {3e-30f, 4e-30f}, 1.0f}};
   EXPECT_FLOAT_EQ(norm_of(huge), 5e30f);
   EXPECT_FLOAT_EQ(norm_of(tiny), 5e-30f);
   std::vector<Grad> far{{DType::kE4M3, {448.0f * 0x1p118f}, 0x1p-118f}};
@@ -72,14 +80,16 @@ TEST(Norm, DoesNotOverflowOrVanish) {
 TEST(Norm, EqualBitsForEveryNumberOfThreads) {
   std::vector<Grad> grads;
   for (std::size_t n : {1, 65536, 65537, 200001, 0, 77})
-    for (DType t : {DType::kE4M3, DType::kFloat32, DType::kBFloat16}) grads.emplace_back(t, normal(n, 1e-3f, std::uint32_t(n) + 1), 4096.0f);
+    for (DType t : {DType::kE4M3, DType::kFloat32, DType::kBFloat16})
+      grads.emplace_back(t, normal(n, 1e-3f, std::uint32_t(n) + 1), 4096.0f);
   const int before = num_threads();
   set_num_threads(1);
   const float one = norm_of(grads);
   double wanted = 0;
   for (Grad& g : grads)
     for (std::int64_t i = 0; i < g.tensor().n; ++i) {
-      const double v = double(kernels::load_element(g.bytes.data(), g.type, i)) * (is_float8(g.type) ? g.scale_inv : 1.0f);
+      const double v = double(kernels::load_element(g.bytes.data(), g.type, i)) *
+                       (is_float8(g.type) ? g.scale_inv : 1.0f);
       wanted += v * v;
     }
   EXPECT_FLOAT_EQ(one, float(std::sqrt(wanted)));
@@ -91,7 +101,8 @@ TEST(Norm, EqualBitsForEveryNumberOfThreads) {
 }
 
 TEST(Norm, NaNAndInfShow) {
-  for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     std::vector<Grad> grads{{DType::kFloat32, {1.0f, bad}, 1.0f}, {DType::kE4M3, {1.0f}, 1.0f}};
     EXPECT_FALSE(std::isfinite(norm_of(grads)));
     const auto before = grads[1].scale_inv;
@@ -102,7 +113,9 @@ TEST(Norm, NaNAndInfShow) {
 }
 
 TEST(Clip, ScaledGradientsChangeTheirScaleOnly) {
-  std::vector<Grad> grads{{DType::kE4M3, normal(5000, 1.0f, 1), 64.0f}, {DType::kFloat32, normal(70000, 1.0f, 2), 1.0f}, {DType::kBFloat16, normal(3, 1.0f, 3), 1.0f}};
+  std::vector<Grad> grads{{DType::kE4M3, normal(5000, 1.0f, 1), 64.0f},
+                          {DType::kFloat32, normal(70000, 1.0f, 2), 1.0f},
+                          {DType::kBFloat16, normal(3, 1.0f, 3), 1.0f}};
   const auto before = grads;
   const float norm = norm_of(grads);
   clip(grads, norm, 1.0f);
@@ -110,7 +123,8 @@ TEST(Clip, ScaledGradientsChangeTheirScaleOnly) {
   EXPECT_EQ(grads[0].bytes, before[0].bytes);
   EXPECT_EQ(grads[0].scale_inv, before[0].scale_inv * factor);
   for (std::int64_t i = 0; i < 70000; ++i)
-    ASSERT_EQ(kernels::load_element(grads[1].bytes.data(), DType::kFloat32, i), kernels::load_element(before[1].bytes.data(), DType::kFloat32, i) * factor);
+    ASSERT_EQ(kernels::load_element(grads[1].bytes.data(), DType::kFloat32, i),
+              kernels::load_element(before[1].bytes.data(), DType::kFloat32, i) * factor);
   EXPECT_NEAR(norm_of(grads), 1.0f, 1e-4f);
 }
 

@@ -1,10 +1,13 @@
-// The O2 step: g E4M3, m E4M3, v FP16, p FP16; 11 bytes of traffic per parameter. AVX2 and AVX-512 (needs F16C).
+// The O2 step: g E4M3, m E4M3, v FP16, p FP16; 11 bytes of traffic per parameter. AVX2 and AVX-512
+// (needs F16C).
 //
-// Three short loops over a block in L1 instead of one long one: the constants of each fit in the registers, and many independent
-// sqrt -> div chains fit in the out-of-order window (1.0 ns per element against 1.6 in one loop on Zen 3).
+// Three short loops over a block in L1 instead of one long one: the constants of each fit in the
+// registers, and many independent sqrt -> div chains fit in the out-of-order window (1.0 ns per
+// element against 1.6 in one loop on Zen 3).
 //
-// What a well-formed step never meets is left out of the loops and mended after each, for the block: NaN codes of g and m, and results
-// beyond FP16. So every bit is that of numerics::adam_element.
+// What a well-formed step never meets is left out of the loops and mended after each, for the
+// block: NaN codes of g and m, and results beyond FP16. So every bit is that of
+// numerics::adam_element.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -50,12 +53,16 @@ inline void load_halves(const std::uint16_t* p, F32& lo, F32& hi) {
 inline Group load_e4m3_over_256(const std::uint8_t* p, U8& largest) {
   const U8 code = load<U8>(p);
   largest = max_codes(largest, code & std::uint8_t(0x7f));
-  const auto halves = [](U16 code_up) { return std::bit_cast<U16>(std::bit_cast<I16>(code_up) >> 1) & std::uint16_t(0xbfff); };
+  const auto halves = [](U16 code_up) {
+    return std::bit_cast<U16>(std::bit_cast<I16>(code_up) >> 1) & std::uint16_t(0xbfff);
+  };
   Group g;
 #ifdef FP8AMP_SIMD_AVX2  // in the order of the unpacked lanes: no permutation
   const __m256i v = std::bit_cast<__m256i>(code), zero = _mm256_setzero_si256();
-  const __m256i lo = std::bit_cast<__m256i>(halves(std::bit_cast<U16>(_mm256_unpacklo_epi8(zero, v))));
-  const __m256i hi = std::bit_cast<__m256i>(halves(std::bit_cast<U16>(_mm256_unpackhi_epi8(zero, v))));
+  const __m256i lo =
+      std::bit_cast<__m256i>(halves(std::bit_cast<U16>(_mm256_unpacklo_epi8(zero, v))));
+  const __m256i hi =
+      std::bit_cast<__m256i>(halves(std::bit_cast<U16>(_mm256_unpackhi_epi8(zero, v))));
   g.v[0] = std::bit_cast<F32>(_mm256_cvtph_ps(_mm256_castsi256_si128(lo)));
   g.v[1] = std::bit_cast<F32>(_mm256_cvtph_ps(_mm256_castsi256_si128(hi)));
   g.v[2] = std::bit_cast<F32>(_mm256_cvtph_ps(_mm256_extracti128_si256(lo, 1)));
@@ -74,9 +81,13 @@ inline U8 narrow_signed(const U32 (&code)[4], std::uint16_t raise, const U32 (&v
   const __m256i off = _mm256_set1_epi16(static_cast<short>(raise));
   const __m256i lo = _mm256_sub_epi16(_mm256_packus_epi32(v(code[0]), v(code[1])), off);
   const __m256i hi = _mm256_sub_epi16(_mm256_packus_epi32(v(code[2]), v(code[3])), off);
-  const __m256i signs = _mm256_packs_epi16(_mm256_packs_epi32(v(value[0]), v(value[1])), _mm256_packs_epi32(v(value[2]), v(value[3])));
-  const __m256i bytes = _mm256_or_si256(_mm256_packus_epi16(lo, hi), _mm256_and_si256(signs, _mm256_set1_epi8(static_cast<char>(0x80))));
-  return std::bit_cast<U8>(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  const __m256i signs = _mm256_packs_epi16(_mm256_packs_epi32(v(value[0]), v(value[1])),
+                                           _mm256_packs_epi32(v(value[2]), v(value[3])));
+  const __m256i bytes =
+      _mm256_or_si256(_mm256_packus_epi16(lo, hi),
+                      _mm256_and_si256(signs, _mm256_set1_epi8(static_cast<char>(0x80))));
+  return std::bit_cast<U8>(
+      _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 #else
   const auto sign = [&](int j) { return value[j] >> 24 & 0x80u; };
   return narrow(narrow(code[0], code[1]) - raise, narrow(code[2], code[3]) - raise) |
@@ -86,13 +97,15 @@ inline U8 narrow_signed(const U32 (&code)[4], std::uint16_t raise, const U32 (&v
 // As vcvtps2ph: saturates to Inf.
 inline U16 signed_floats_to_halves(F32 lo, F32 hi) { return floats_to_halves(bits(lo), bits(hi)); }
 
-// FP16 codes as vcvtps2ph leaves them become those of numerics::encode: Inf saturates, NaN is kNaNCode. Returns the largest magnitude.
+// FP16 codes as vcvtps2ph leaves them become those of numerics::encode: Inf saturates, NaN is
+// kNaNCode. Returns the largest magnitude.
 inline std::uint32_t mend_halves(std::uint16_t* codes, std::int64_t n) {
   std::uint32_t max = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const std::uint16_t a = codes[i] & 0x7fffu;
     if (a > 0x7c00u) codes[i] = Fp16::kNaNCode;
-    if (a == 0x7c00u) codes[i] = static_cast<std::uint16_t>((codes[i] & Fp16::kSign) | Fp16::kMaxCode);
+    if (a == 0x7c00u)
+      codes[i] = static_cast<std::uint16_t>((codes[i] & Fp16::kSign) | Fp16::kMaxCode);
     max = std::max<std::uint32_t>(max, codes[i] & 0x7fffu);
   }
   return max;
@@ -115,28 +128,34 @@ inline void mend_nan_inputs(O2Block& b) {
   for (std::int64_t i = 0; i < b.n; ++i) {
     const bool g_nan = (b.g[i] & 0x7f) == E4M3::kNaNCode;
     if (g_nan) b.v[i] = Fp16::kNaNCode;
-    if (g_nan || (b.m[i] & 0x7f) == E4M3::kNaNCode) b.moment[i] = b.update[i] = numerics::bits_float(0x7fc00000u);
+    if (g_nan || (b.m[i] & 0x7f) == E4M3::kNaNCode)
+      b.moment[i] = b.update[i] = numerics::bits_float(0x7fc00000u);
   }
 }
 
-// 1: m', v' and the update; v' is stored. Returns its largest code. `nan_inputs` tells whether g or m held NaN.
+// 1: m', v' and the update; v' is stored. Returns its largest code. `nan_inputs` tells whether g or
+// m held NaN.
 inline std::uint32_t o2_moments(const AdamScalars& s, O2Block& b, bool& nan_inputs) {
   const F32 grad = all(s.grad * 256.0f), m_keep = all(s.m_keep * 256.0f), m_add = all(s.m_add);
-  const F32 v_keep = all(s.v_keep), v_add = all(s.v_add), v_scale = all(s.v_scale), eps = all(s.eps);
-  const std::uint8_t *const g_codes = b.g, *const m_codes = b.m;  // a store of bytes may alias the block itself
+  const F32 v_keep = all(s.v_keep), v_add = all(s.v_add), v_scale = all(s.v_scale),
+            eps = all(s.eps);
+  const std::uint8_t *const g_codes = b.g, *const m_codes =
+                                               b.m;  // a store of bytes may alias the block itself
   std::uint16_t* const v_codes = b.v;
   const std::int64_t n = b.n;
   U8 largest_input{};
   U16 max{};
   for (std::int64_t i = 0; i < n; i += kGroup) {
-    const Group G = load_e4m3_over_256(g_codes + i, largest_input), M = load_e4m3_over_256(m_codes + i, largest_input);
+    const Group G = load_e4m3_over_256(g_codes + i, largest_input),
+                M = load_e4m3_over_256(m_codes + i, largest_input);
 #pragma GCC unroll 2
     for (int j = 0; j < 2; ++j) {
       std::uint16_t* codes = v_codes + i + j * (kGroup / 2);
       F32 V[2];
       load_halves(codes, V[0], V[1]);
       for (int k = 0; k < 2; ++k) {
-        const F32 g = G.v[2 * j + k] * grad, m = M.v[2 * j + k] * m_keep + m_add * g, v = V[k] * v_keep + v_add * (g * g);
+        const F32 g = G.v[2 * j + k] * grad, m = M.v[2 * j + k] * m_keep + m_add * g,
+                  v = V[k] * v_keep + v_add * (g * g);
         store(b.moment + i + (2 * j + k) * kLanes, m);
         store(b.update + i + (2 * j + k) * kLanes, m / (sqrt(v) + eps));
         // v > 0 is stored as at least the smallest code, 2^-24
@@ -151,7 +170,8 @@ inline std::uint32_t o2_moments(const AdamScalars& s, O2Block& b, bool& nan_inpu
   return largest_lane(max);
 }
 
-// The random words of a block, group by group. Their upper half is the same for up to 2^33 elements: adam() splits there.
+// The random words of a block, group by group. Their upper half is the same for up to 2^33
+// elements: adam() splits there.
 class BlockWords {
  public:
   BlockWords(std::uint32_t key, std::uint64_t first)
@@ -194,7 +214,8 @@ inline std::uint32_t o2_store_moment(const AdamLoop& l, const O2Block& b) {
 // 3: the weight.
 template <Rounding R>
 inline std::uint32_t o2_store_weight(const AdamLoop& l, const O2Block& b) {
-  const F32 p_keep = all(l.scalars.p_keep), step = all(l.scalars.step), p_scale = all(l.scalars.p_scale);
+  const F32 p_keep = all(l.scalars.p_keep), step = all(l.scalars.step),
+            p_scale = all(l.scalars.p_scale);
   BlockWords words(l.p_key, b.first);
   const std::int64_t n = b.n;
   std::uint16_t* const codes = b.p;
@@ -207,20 +228,24 @@ inline std::uint32_t o2_store_weight(const AdamLoop& l, const O2Block& b) {
       for (int k = 0; k < 2; ++k)
         w.v[2 * j + k] = P[k] * p_keep - step * load<F32>(b.update + i + (2 * j + k) * kLanes);
       if constexpr (R == Rounding::kNearest)
-        store(codes + i + j * (kGroup / 2), signed_floats_to_halves(w.v[2 * j] * p_scale, w.v[2 * j + 1] * p_scale));
+        store(codes + i + j * (kGroup / 2),
+              signed_floats_to_halves(w.v[2 * j] * p_scale, w.v[2 * j + 1] * p_scale));
     }
     if constexpr (R == Rounding::kStochastic)
       encode_group<Fp16, R, Overflow::kSaturate>(codes + i, w, l.scalars.p_scale, words.next());
-    for (int j = 0; j < 2; ++j) max = max_codes(max, load<U16>(codes + i + j * (kGroup / 2)) & std::uint16_t(0x7fff));
+    for (int j = 0; j < 2; ++j)
+      max = max_codes(max, load<U16>(codes + i + j * (kGroup / 2)) & std::uint16_t(0x7fff));
   }
   return largest_lane(max);
 }
 
-// Factors of 256 must not overflow, and NaN may come from the codes only. A scaled tensor is far inside.
+// Factors of 256 must not overflow, and NaN may come from the codes only. A scaled tensor is far
+// inside.
 inline bool is_o2(const AdamLoop& l) {
   const auto small = [](float x) { return std::fabs(x) <= 0x1p100f; };
-  return l.p_type == DType::kFloat16 && l.g_type == DType::kE4M3 && l.m_type == DType::kE4M3 && l.v_type == DType::kFloat16 &&
-         l.v_rounding == Rounding::kNearest && l.scalars.p_l2 == 0.0f && small(l.scalars.grad) && small(l.scalars.m_keep);
+  return l.p_type == DType::kFloat16 && l.g_type == DType::kE4M3 && l.m_type == DType::kE4M3 &&
+         l.v_type == DType::kFloat16 && l.v_rounding == Rounding::kNearest &&
+         l.scalars.p_l2 == 0.0f && small(l.scalars.grad) && small(l.scalars.m_keep);
 }
 
 template <Rounding kMoment, Rounding kWeight>
@@ -255,7 +280,8 @@ AdamMaxima adam_o2_rounded(const AdamLoop& l) {
 inline AdamMaxima adam_o2(const AdamLoop& l) {
   const bool m = l.m_rounding == Rounding::kStochastic, p = l.p_rounding == Rounding::kStochastic;
   constexpr Rounding kN = Rounding::kNearest, kS = Rounding::kStochastic;
-  return m ? (p ? adam_o2_rounded<kS, kS>(l) : adam_o2_rounded<kS, kN>(l)) : (p ? adam_o2_rounded<kN, kS>(l) : adam_o2_rounded<kN, kN>(l));
+  return m ? (p ? adam_o2_rounded<kS, kS>(l) : adam_o2_rounded<kS, kN>(l))
+           : (p ? adam_o2_rounded<kN, kS>(l) : adam_o2_rounded<kN, kN>(l));
 }
 
 #endif
