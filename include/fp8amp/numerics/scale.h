@@ -42,10 +42,4 @@ FP8AMP_HD typename F::Bits quantize_element(float value, float scale, Rounding r
   return encode<F>(value * scale, rounding, Overflow::kSaturate, random);
 }
 
-// The largest |value| that can be stored for an unrounded maximum `amax`: exact for nearest, the upper neighbour for stochastic rounding.
-template <class F>
-FP8AMP_HD float stored_amax(float amax, float scale, float scale_inv, Rounding rounding) {
-  return decode<F>(encode<F>(amax * scale, rounding, Overflow::kSaturate, (1u << kRandomBits) - 1)) * scale_inv;
-}
-
 }  // namespace fp8amp::numerics
