@@ -92,8 +92,8 @@ def run(name: str, seed: int, out: Path, threads: int, train_options: list[str])
     if summary.exists():
         return dict(json.loads(summary.read_text()))
     place.mkdir(parents=True, exist_ok=True)
-    own = ["--precision", chosen.precision, "--seed", str(seed), "--out", str(place), "--resume"]
-    fixed = ["--threads", str(threads), "--device", "cpu", "--sample", "0", "--checkpoint-every", "100"]
+    own = ["--device", "cpu", "--precision", chosen.precision, "--seed", str(seed), "--out", str(place), "--resume"]
+    fixed = ["--steps", "600", "--threads", str(threads), "--sample", "0", "--checkpoint-every", "100"]
     arguments = options.parse(options.parser(None), [*fixed, *train_options, *own])
     with (
         (place / "log.txt").open("a") as log,
@@ -133,9 +133,7 @@ def run_all(names: list[str], arguments: argparse.Namespace) -> dict[str, dict[i
 
 def differences(runs: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> list[float]:
     """Percent of FP32's final validation loss, by seed; infinite where a run diverged."""
-    losses = [
-        (runs[seed]["final_val_loss"], base[seed]["final_val_loss"]) for seed in sorted(runs) if seed in base
-    ]
+    losses = [(runs[seed]["final_val_loss"], base[seed]["final_val_loss"]) for seed in sorted(runs) if seed in base]
     return [float("inf") if ours is None else 100 * (ours / theirs - 1) for ours, theirs in losses]
 
 
@@ -169,21 +167,15 @@ def verdict(results: dict[str, dict[int, dict[str, Any]]], out: Path) -> tuple[l
             for name in ("O2", AGAIN)
         )
         passed &= first == second
-        lines.append(
-            f"O2 twice with seed {seed}: {'bit-identical' if first == second else 'DIFFERENT'} losses"
-        )
+        lines.append(f"O2 twice with seed {seed}: {'bit-identical' if first == second else 'DIFFERENT'} losses")
     return sorted(lines), passed
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument(
-        "--only", nargs="+", choices=CONFIGURATIONS, metavar="NAME", help=", ".join(CONFIGURATIONS)
-    )
+    p.add_argument("--only", nargs="+", choices=CONFIGURATIONS, metavar="NAME", help=", ".join(CONFIGURATIONS))
     p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    p.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="runs at a time; the cores are shared out"
-    )
+    p.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; the cores are shared out")
     p.add_argument("--out", type=Path, default=Path("out/learning"))
     p.add_argument("train_options", nargs="*", help="after --: options of examples/gpt/train.py")
     arguments = p.parse_args()

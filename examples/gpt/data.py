@@ -63,9 +63,7 @@ class BPETokenizer:
         except ImportError:
             raise DataError("--tokenizer bpe needs the package tokenizers: pip install tokenizers") from None
         if vocab_size < 256:
-            raise DataError(
-                f"--vocab-size of a BPE must be at least 256, one for every byte, got {vocab_size}"
-            )
+            raise DataError(f"--vocab-size of a BPE must be at least 256, one for every byte, got {vocab_size}")
         file = cache / f"bpe-{vocab_size}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
         if file.exists():
             self._model = tokenizers.Tokenizer.from_file(str(file))
@@ -146,9 +144,7 @@ class Data:
     val: np.ndarray
     vocab_size: int
     tokenizer: Tokenizer | None  # None: prepared tokens, whose text is not known
-    bytes_per_token: (
-        float | None
-    )  # mean UTF-8 bytes of a validation token: compares losses between tokenizers
+    bytes_per_token: float | None  # mean UTF-8 bytes of a validation token: compares losses between tokenizers
     fingerprint: str  # of the tokens, so that a resumed run can tell whether it sees the same data
 
     def __str__(self) -> str:
@@ -183,15 +179,11 @@ def load(
         data = _load_text(paths, tokenizer, vocab_size, cache, val_fraction)
     if min(len(data.train), len(data.val)) <= block_size:
         sizes = f"{len(data.train)} tokens to train, {len(data.val)} to validate"
-        raise DataError(
-            f"--data: too little of it: {sizes}; both must be more than --block-size {block_size}"
-        )
+        raise DataError(f"--data: too little of it: {sizes}; both must be more than --block-size {block_size}")
     return data
 
 
-def _load_text(
-    paths: list[Path], tokenizer: str, vocab_size: int | None, cache: Path, val_fraction: float
-) -> Data:
+def _load_text(paths: list[Path], tokenizer: str, vocab_size: int | None, cache: Path, val_fraction: float) -> Data:
     if paths:
         text = join_documents(text_documents(paths))
     else:
@@ -234,9 +226,7 @@ def fingerprint(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def windows(
-    tokens: np.ndarray, starts: Iterable[int], block_size: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def windows(tokens: np.ndarray, starts: Iterable[int], block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Inputs and targets, int64 [starts, block_size]; the targets are the inputs moved on by one."""
     rows = np.stack([tokens[start : start + block_size + 1] for start in starts]).astype(np.int64)
     batch = torch.from_numpy(rows).to(device)
@@ -246,9 +236,7 @@ def windows(
 class RandomBatches:
     """Windows at random places of the training tokens. The whole state is that of one generator."""
 
-    def __init__(
-        self, tokens: np.ndarray, batch_size: int, block_size: int, seed: int, device: torch.device
-    ) -> None:
+    def __init__(self, tokens: np.ndarray, batch_size: int, block_size: int, seed: int, device: torch.device) -> None:
         self.tokens, self.batch_size, self.block_size, self.device = tokens, batch_size, block_size, device
         self.generator = torch.Generator().manual_seed(seed)
 

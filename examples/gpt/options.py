@@ -68,7 +68,7 @@ def parser(description: str | None) -> Parser:
     add("--token-dtype", choices=("uint16", "uint32"), default="uint16", help="of a .bin file")
     add("--val-fraction", type=real, default=0.05, metavar="X", help="the end of the data, for validation")
     add = p.add_argument_group("training").add_argument
-    add("--steps", type=positive, default=600, metavar="N")
+    add("--steps", type=positive, default=800, metavar="N")
     add("--batch-size", type=positive, default=16, metavar="N", help="sequences in a batch")
     add("--accumulate", type=positive, default=1, metavar="N", help="batches in an optimizer step")
     add("--lr", type=real, default=2e-3, metavar="X")
@@ -90,7 +90,7 @@ def parser(description: str | None) -> Parser:
     add("--eval-every", type=positive, default=100, metavar="N", help="steps between validation losses")
     add("--eval-batches", type=positive, default=16, metavar="N", help="batches in a validation loss")
     add("--log-every", type=positive, default=20, metavar="N", help="steps between lines, if no terminal")
-    add("--sample", type=whole, default=200, metavar="N", help="tokens the model writes at the end")
+    add("--sample", type=whole, default=150, metavar="N", help="tokens the model writes at the end")
     add("--tensorboard", action="store_true")
     return p
 # fmt: on

@@ -134,15 +134,27 @@ def reset_peak_memory(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes at the highest point since the reset: of tensors on a GPU, of the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+def memory_status(name: str) -> int | None:
+    """Bytes in a line of /proc/self/status, such as VmRSS (now) or VmHWM (the peak). None: no such system."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return None
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Bytes now: of tensors on a GPU; on a CPU of the whole process, libraries included."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return memory_status("VmRSS") or 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """memory_in_use at its highest since the reset."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return memory_status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def comparison_table(summaries: list[Row]) -> str:

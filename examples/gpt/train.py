@@ -10,6 +10,7 @@ A run leaves summary.json, metrics.jsonl, memory.txt, loss.png, sample.txt and c
 from __future__ import annotations
 
 import json
+import logging
 import math
 import platform
 import signal
@@ -33,10 +34,10 @@ OUTPUTS = ("checkpoint.pt", "loss.png", "memory.txt", "metrics.jsonl", "sample.t
 
 def memory(trainer: Trainer) -> tuple[str, float | None]:
     """The table of bytes that weights, gradients and optimizer states take, and the bytes per parameter."""
-    size = 16 * trainer.num_parameters / 2**20
+    plain, copies = 16 * trainer.num_parameters, 2 * trainer.num_parameters
     reference = (
-        f"For comparison, by arithmetic: FP32 AdamW takes 16 bytes per parameter, here {size:,.1f} MiB\n"
-        "(weight 4, gradient 4, states 8); BF16 autocast the same, and 2 more for its copies within a step."
+        f"For comparison, by arithmetic: FP32 AdamW takes {plain:,} bytes, 16 per parameter (weight 4,\n"
+        f"gradient 4, states 8); BF16 autocast the same, and {copies:,} more for its copies within a step."
     )
     try:
         fp8amp = import_fp8amp("the memory table")
@@ -74,7 +75,7 @@ def summarize(trainer: Trainer, rows: list[report.Row], bytes_per_parameter: flo
         "tokens_per_second": trainer.tokens_per_step / statistics.median(row["seconds"] for row in trained),
         "train_seconds": sum(row["seconds"] for row in trained),
         "bytes_per_parameter": bytes_per_parameter,
-        "peak_memory_bytes": report.peak_memory(trainer.device),
+        "peak_memory_bytes": report.peak_memory(trainer.device) - trainer.memory_before,
         "steps": trainer.step_number,
         "tokens": trainer.step_number * trainer.tokens_per_step,
         "seed": a.seed,
@@ -206,6 +207,8 @@ def compare(a: Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("fp8amp").setLevel(logging.INFO)  # what it converted
     p = parser(__doc__)
     a = parse(p, argv)
     try:

@@ -87,6 +87,7 @@ class Trainer:
         self.arguments, self.data, self.level_options = arguments, data, level_options
         self.device, self.out = torch.device(arguments.device), Path(arguments.out)
         self.step_number = 0
+        self.memory_before = report.memory_in_use(self.device)
         size = model_size(arguments)
         torch.manual_seed(arguments.seed)
         self.model = GPT(size, data.vocab_size, arguments.activation_checkpointing).to(self.device)
