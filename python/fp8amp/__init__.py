@@ -2,8 +2,8 @@
 
     model, optimizer = fp8amp.initialize(model, optimizer, opt_level="O2")
 
-is the whole change to a training script. See `initialize` for the levels; `ScaledTensor` for how weights, gradients and optimizer
-states are stored; `memory_report` for what they take.
+is the whole change to a training script. See `initialize` for the levels; `ScaledTensor` for how weights, gradients
+and optimizer states are stored; `memory_report` for what they take.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,11 +1,13 @@
 """The dispatcher ops ``torch.ops.fp8amp.*``: loading, shapes for tracing (fake kernels), and thin typed functions.
 
-The ops are C++ behind the LibTorch stable ABI. Every function here takes plain contiguous tensors and returns plain tensors; it adds
-only what the ops cannot do themselves: a mutating op bumps no version counter, so each payload written to is announced to autograd,
+The ops are C++ behind the LibTorch stable ABI. Every function here takes plain contiguous tensors and returns plain
+tensors; it adds
+only what the ops cannot do themselves: a mutating op bumps no version counter, so each payload written to is
+announced to autograd,
 and a RuntimeError of the library arrives as :class:`fp8amp.Error`.
 
-Conventions: value = payload * scale_inv; ``scale_inv``, ``scale`` and ``amax`` are 0-d float32 tensors. `x_scale_inv` reads `x` as
-x * x_scale_inv, so that a ScaledTensor is cast again without an FP32 copy of it.
+Conventions: value = payload * scale_inv; ``scale_inv``, ``scale`` and ``amax`` are 0-d float32 tensors. `x_scale_inv`
+reads `x` as x * x_scale_inv, so that a ScaledTensor is cast again without an FP32 copy of it.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ def _library() -> str:
     raise ImportError(f"fp8amp: fp8amp_torch.so is in none of {list(folders)}: build and install the package first")
 
 
-torch.ops.load_library(_library())
-_ops: Any = torch.ops.fp8amp
+_torch_ops: Any = torch.ops
+_torch_ops.load_library(_library())
+_ops: Any = _torch_ops.fp8amp
 
 
 def _call(op: Any, *args: Any) -> Any:
@@ -52,48 +55,92 @@ def mark_written(tensors: Sequence[Tensor]) -> None:
 
 
 def quantize(
-    x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, *, scale: Tensor | None = None,
-    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO, margin: int = 0,
-    rounding: Rounding = Rounding.NEAREST, overflow: Overflow = Overflow.SATURATE, seed: int = 0,
+    x: Tensor,
+    x_scale_inv: Tensor | None,
+    format: torch.dtype,
+    *,
+    scale: Tensor | None = None,
+    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
+    margin: int = 0,
+    rounding: Rounding = Rounding.NEAREST,
+    overflow: Overflow = Overflow.SATURATE,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(payload in `format`, scale_inv, amax) of x, with `scale` or, if it is None, the scale that the amax of x asks for."""
+    """(payload in `format`, scale_inv, amax) of x, with `scale` or, if it is None, the scale that the amax of x asks
+    for."""
     result: tuple[Tensor, Tensor, Tensor] = _call(
-        _ops.quantize, x, x_scale_inv, format, scale, int(scale_rounding), margin, int(rounding), int(overflow), seed)
+        _ops.quantize, x, x_scale_inv, format, scale, int(scale_rounding), margin, int(rounding), int(overflow), seed
+    )
     return result
 
 
 def quantize_(
-    payload: Tensor, scale_inv: Tensor, x: Tensor, x_scale_inv: Tensor | None, *, keep_scale: bool = False,
-    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO, margin: int = 0,
-    rounding: Rounding = Rounding.NEAREST, overflow: Overflow = Overflow.SATURATE, seed: int = 0,
+    payload: Tensor,
+    scale_inv: Tensor,
+    x: Tensor,
+    x_scale_inv: Tensor | None,
+    *,
+    keep_scale: bool = False,
+    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
+    margin: int = 0,
+    rounding: Rounding = Rounding.NEAREST,
+    overflow: Overflow = Overflow.SATURATE,
+    seed: int = 0,
 ) -> Tensor:
     """Write x into payload (and, unless `keep_scale`, its new scale into scale_inv). Returns the amax of x."""
-    amax: Tensor = _call(_ops.quantize_, payload, scale_inv, x, x_scale_inv, keep_scale, int(scale_rounding), margin,
-                         int(rounding), int(overflow), seed)
+    amax: Tensor = _call(
+        _ops.quantize_,
+        payload,
+        scale_inv,
+        x,
+        x_scale_inv,
+        keep_scale,
+        int(scale_rounding),
+        margin,
+        int(rounding),
+        int(overflow),
+        seed,
+    )
     mark_written([payload, scale_inv])
     return amax
 
 
 def quantize_transpose(
-    x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, *, scale: Tensor | None = None,
-    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO, margin: int = 0, overflow: Overflow = Overflow.SATURATE,
+    x: Tensor,
+    x_scale_inv: Tensor | None,
+    format: torch.dtype,
+    *,
+    scale: Tensor | None = None,
+    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
+    margin: int = 0,
+    overflow: Overflow = Overflow.SATURATE,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(payload [M, N], payload transposed [N, M], scale_inv, amax) of x [M, N] in one pass."""
     result: tuple[Tensor, Tensor, Tensor, Tensor] = _call(
-        _ops.quantize_transpose, x, x_scale_inv, format, scale, int(scale_rounding), margin, int(overflow))
+        _ops.quantize_transpose, x, x_scale_inv, format, scale, int(scale_rounding), margin, int(overflow)
+    )
     return result
 
 
 def quantize_delayed(
-    x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, history: Tensor, *, update: bool,
-    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO, margin: int = 0, overflow: Overflow = Overflow.SATURATE,
+    x: Tensor,
+    x_scale_inv: Tensor | None,
+    format: torch.dtype,
+    history: Tensor,
+    *,
+    update: bool,
+    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
+    margin: int = 0,
+    overflow: Overflow = Overflow.SATURATE,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Like `quantize` with the scale from an amax history, float32 [window + 2] = [valid entries, last scale, amaxes newest first].
+    """Like `quantize` with the scale from an amax history, float32 [window + 2] = [valid entries, last scale, amaxes
+    newest first].
 
     ``update=False`` leaves the history alone and takes the last scale (evaluation, recomputation).
     """
     result: tuple[Tensor, Tensor, Tensor] = _call(
-        _ops.quantize_delayed, x, x_scale_inv, format, history, int(scale_rounding), margin, int(overflow), update)
+        _ops.quantize_delayed, x, x_scale_inv, format, history, int(scale_rounding), margin, int(overflow), update
+    )
     if update:
         mark_written([history])
     return result
@@ -106,25 +153,48 @@ def dequantize(payload: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor
 
 
 def gemm(
-    a: Tensor, a_scale_inv: Tensor, b: Tensor, b_scale_inv: Tensor, *, transpose_a: bool = False, transpose_b: bool = False,
-    dtype: torch.dtype = torch.float32, bias: Tensor | None = None, fast_accumulation: bool = False,
+    a: Tensor,
+    a_scale_inv: Tensor,
+    b: Tensor,
+    b_scale_inv: Tensor,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: torch.dtype = torch.float32,
+    bias: Tensor | None = None,
+    fast_accumulation: bool = False,
 ) -> Tensor:
-    """op(a) [M, K] @ op(b) [K, N] * a_scale_inv * b_scale_inv + bias [N] in `dtype`; a, b float8, accumulated in FP32."""
-    result: Tensor = _call(_ops.gemm, a, a_scale_inv, b, b_scale_inv, transpose_a, transpose_b, dtype, bias, fast_accumulation)
+    """op(a) [M, K] @ op(b) [K, N] * a_scale_inv * b_scale_inv + bias [N] in `dtype`; a, b float8, accumulated in
+    FP32."""
+    result: Tensor = _call(
+        _ops.gemm, a, a_scale_inv, b, b_scale_inv, transpose_a, transpose_b, dtype, bias, fast_accumulation
+    )
     return result
 
 
 def gemm_(
-    out: Tensor, a: Tensor, a_scale_inv: Tensor, b: Tensor, b_scale_inv: Tensor, *, transpose_a: bool = False,
-    transpose_b: bool = False, bias: Tensor | None = None, accumulate: bool = False, fast_accumulation: bool = False,
+    out: Tensor,
+    a: Tensor,
+    a_scale_inv: Tensor,
+    b: Tensor,
+    b_scale_inv: Tensor,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Tensor | None = None,
+    accumulate: bool = False,
+    fast_accumulation: bool = False,
 ) -> None:
     """`gemm` into an existing tensor, added to what it holds if `accumulate`."""
-    _call(_ops.gemm_, out, a, a_scale_inv, b, b_scale_inv, transpose_a, transpose_b, bias, accumulate, fast_accumulation)
+    _call(
+        _ops.gemm_, out, a, a_scale_inv, b, b_scale_inv, transpose_a, transpose_b, bias, accumulate, fast_accumulation
+    )
     mark_written([out])
 
 
 def accumulate_(payload: Tensor, scale_inv: Tensor, x: Tensor, x_scale_inv: Tensor | None) -> None:
-    """payload * scale_inv += x: added in FP32 and cast once, stochastically, under a new power-of-two scale; infinities become NaN."""
+    """payload * scale_inv += x: added in FP32 and cast once, stochastically, under a new power-of-two scale;
+    infinities become NaN."""
     _call(_ops.accumulate_, payload, scale_inv, x, x_scale_inv)
     mark_written([payload, scale_inv])
 
@@ -136,7 +206,8 @@ def grad_norm(grads: list[Tensor], scale_inv: list[Tensor]) -> Tensor:
 
 
 def grad_amax_(grads: list[Tensor], scale_inv: list[Tensor], amax: list[Tensor]) -> Tensor:
-    """Write max |grads[i]| into amax[i][3] (float32 [4]); returns 1.0 (0-d float32) if any gradient is non-finite, else 0.0."""
+    """Write max |grads[i]| into amax[i][3] (float32 [4]); returns 1.0 (0-d float32) if any gradient is non-finite,
+    else 0.0."""
     result: Tensor = _call(_ops.grad_amax_, grads, scale_inv, amax)
     return result
 
@@ -148,16 +219,60 @@ def amax(x: Tensor) -> Tensor:
 
 
 def adam_(
-    params: list[Tensor], param_scale_inv: list[Tensor], grads: list[Tensor], grad_scale_inv: list[Tensor],
-    exp_avg: list[Tensor], exp_avg_scale_inv: list[Tensor], exp_avg_sq: list[Tensor], exp_avg_sq_scale_inv: list[Tensor],
-    amax: list[Tensor], steps: list[Tensor], tensor_ids: list[int], *, lr: Tensor, betas: tuple[float, float], eps: float,
-    weight_decay: float, decoupled: bool, maximize: bool, master_rounding: Rounding, moment_rounding: Rounding,
-    second_moment_rounding: Rounding, seed: int, grad_scale: Tensor | None, found_inf: Tensor | None,
+    params: list[Tensor],
+    param_scale_inv: list[Tensor],
+    grads: list[Tensor],
+    grad_scale_inv: list[Tensor],
+    exp_avg: list[Tensor],
+    exp_avg_scale_inv: list[Tensor],
+    exp_avg_sq: list[Tensor],
+    exp_avg_sq_scale_inv: list[Tensor],
+    amax: list[Tensor],
+    steps: list[Tensor],
+    tensor_ids: list[int],
+    *,
+    lr: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    maximize: bool,
+    master_rounding: Rounding,
+    moment_rounding: Rounding,
+    second_moment_rounding: Rounding,
+    seed: int,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
 ) -> None:
-    """One Adam or AdamW (`decoupled`) step over a list of parameters in one pass; nothing changes where found_inf is not 0."""
-    _call(_ops.adam_, params, param_scale_inv, grads, grad_scale_inv, exp_avg, exp_avg_scale_inv, exp_avg_sq,
-          exp_avg_sq_scale_inv, amax, steps, tensor_ids, lr, betas[0], betas[1], eps, weight_decay, decoupled, maximize,
-          int(master_rounding), int(moment_rounding), int(second_moment_rounding), seed, grad_scale, found_inf)
+    """One Adam or AdamW (`decoupled`) step over a list of parameters in one pass; nothing changes where found_inf is
+    not 0."""
+    _call(
+        _ops.adam_,
+        params,
+        param_scale_inv,
+        grads,
+        grad_scale_inv,
+        exp_avg,
+        exp_avg_scale_inv,
+        exp_avg_sq,
+        exp_avg_sq_scale_inv,
+        amax,
+        steps,
+        tensor_ids,
+        lr,
+        betas[0],
+        betas[1],
+        eps,
+        weight_decay,
+        decoupled,
+        maximize,
+        int(master_rounding),
+        int(moment_rounding),
+        int(second_moment_rounding),
+        seed,
+        grad_scale,
+        found_inf,
+    )
     mark_written([*params, *exp_avg, *exp_avg_sq])
 
 
@@ -172,7 +287,8 @@ def isa_level() -> str:
 
 
 def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return torch.library.register_fake(f"fp8amp::{name}")
+    decorator: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.library.register_fake(f"fp8amp::{name}")
+    return decorator
 
 
 def _scalar(x: Tensor) -> Tensor:
@@ -189,14 +305,22 @@ def _product(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, dtype: 
 
 _fake("quantize")(lambda x, xs, format, scale, sr, margin, r, o, seed: _quantized(x, format))
 _fake("quantize_")(lambda payload, scale_inv, x, xs, keep, sr, margin, r, o, seed: _scalar(x))
-_fake("quantize_transpose")(lambda x, xs, format, scale, sr, margin, o: (
-    x.new_empty(x.shape, dtype=format), x.new_empty((x.shape[1], x.shape[0]), dtype=format), _scalar(x), _scalar(x)))
+_fake("quantize_transpose")(
+    lambda x, xs, format, scale, sr, margin, o: (
+        x.new_empty(x.shape, dtype=format),
+        x.new_empty((x.shape[1], x.shape[0]), dtype=format),
+        _scalar(x),
+        _scalar(x),
+    )
+)
 _fake("quantize_delayed")(lambda x, xs, format, history, sr, margin, o, update: _quantized(x, format))
 _fake("dequantize")(lambda payload, scale_inv, dtype: payload.new_empty(payload.shape, dtype=dtype))
 _fake("gemm")(lambda a, sa, b, sb, ta, tb, dtype, bias, fast: _product(a, b, ta, tb, dtype))
 _fake("gemm_")(lambda *args: None)
 _fake("accumulate_")(lambda payload, scale_inv, x, xs: None)
 _fake("grad_norm")(lambda grads, scale_inv: grads[0].new_empty((), dtype=torch.float32) if grads else torch.empty(()))
-_fake("grad_amax_")(lambda grads, scale_inv, amax: grads[0].new_empty((), dtype=torch.float32) if grads else torch.empty(()))
+_fake("grad_amax_")(
+    lambda grads, scale_inv, amax: grads[0].new_empty((), dtype=torch.float32) if grads else torch.empty(())
+)
 _fake("amax")(lambda x: _scalar(x))
 _fake("adam_")(lambda *args: None)

@@ -1,4 +1,5 @@
-"""fp8amp.clip_grad_norm_: torch's gradient clipping without dense copies: the norm is one pass over the stored bytes, and only scales move."""
+"""fp8amp.clip_grad_norm_: torch's gradient clipping without dense copies: the norm is one pass over the stored bytes,
+and only scales move."""
 
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ from .scaled_tensor import plain_operand
 
 
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
     """Scale the gradients so that their total norm is at most max_norm.
 
     Args: those of torch.nn.utils.clip_grad_norm_. `foreach` has no effect for norm_type 2. max_norm inf clips nothing.
 
-    Returns: the total norm before clipping, 0-d float32, over dequantised values. It is non-finite if any gradient is; the
-    gradients are then left as they are, so that the optimizer (or GradScaler) finds them and skips the step.
+    Returns: the total norm before clipping, 0-d float32, over dequantised values. It is non-finite if any gradient
+    is; the gradients are then left as they are, so that the optimizer (or GradScaler) finds them and skips the step.
 
     Raises: ValueError for a negative or NaN max_norm; RuntimeError for a non-finite norm if `error_if_nonfinite`.
     """

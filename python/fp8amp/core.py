@@ -1,4 +1,5 @@
-"""The torch-free part of the library for NumPy users: formats, recipe metadata, versions, quantize, dequantize and gemm on arrays.
+"""The torch-free part of the library for NumPy users: formats, recipe metadata, versions, quantize, dequantize and
+gemm on arrays.
 
 Everything here comes from the extension module ``fp8amp._core`` (pybind11). It shares its C++ code with the torch ops.
 """

@@ -19,7 +19,8 @@ _FP8_ATTRIBUTES = ("recipe", "gemm", "gradient_format")
 def to_dense(model: _Model) -> _Model:
     """A deep copy with plain weights of the logical dtype and stock classes: nn.Linear, and the Conv1D of transformers.
 
-    Values are those of the model, exactly. Weights that were shared stay shared; gradients are left out. An average kept in the
+    Values are those of the model, exactly. Weights that were shared stay shared; gradients are left out. An average
+    kept in the
     converted model itself would stand still: an FP16 weight cannot take steps below 2^-11 of its value.
 
     A fp8amp.nn.Conv1D that was not made from a transformers layer keeps its class and computes in full precision.
@@ -37,9 +38,8 @@ def to_dense(model: _Model) -> _Model:
     result: _Model = copy.deepcopy(model, memo)
     for module in fp8_layers(result).values():
         _make_stock(module)
-    result.__dict__.pop("_fp8amp_opt_level", None)
-    for module in result.modules():
-        module.__dict__.pop("_fp8amp_opt_level", None)
+    for child in result.modules():
+        child.__dict__.pop("_fp8amp_opt_level", None)
     return result
 
 

@@ -1,8 +1,8 @@
 """What each torch op does with a ScaledTensor: a few rules of its own, and one generic rule read from the op's schema.
 
-The generic rule dequantises the ScaledTensor arguments, runs the op, and re-quantises each argument that the schema says is written.
-Views are found from the schema too (an alias that is not written): a view that fell through to "dequantise" would make
-``w.data[0].zero_()`` a silent no-op.
+The generic rule dequantises the ScaledTensor arguments, runs the op, and re-quantises each argument that the schema
+says is written. Views are found from the schema too (an alias that is not written): a view that fell through to
+"dequantise" would make ``w.data[0].zero_()`` a silent no-op.
 """
 
 from __future__ import annotations
@@ -59,15 +59,18 @@ def _generic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if name in writes:
                 written.append((t, values))
             return values
+
         return tree_map_only(ScaledTensor, one, value)
 
     names = [a.name for a in arguments]
-    result = func(*[plain(n, v) for n, v in zip(names, args, strict=False)], **{k: plain(k, v) for k, v in kwargs.items()})
+    result = func(
+        *[plain(n, v) for n, v in zip(names, args, strict=False)], **{k: plain(k, v) for k, v in kwargs.items()}
+    )
     back = {id(values): assign(t, values) for t, values in written}
     return tree_map_only(Tensor, lambda out: back.get(id(out), out), result)
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------------------
+# ---- writing ------------------------------------------------
 def _written(t: ScaledTensor) -> ScaledTensor:
     owner = t._payload if t._owner is None else t._owner._payload
     _ops.mark_written([owner])  # ops below autograd bump nothing by themselves
@@ -87,7 +90,8 @@ def _traced(t: Tensor) -> bool:
 
 
 def assign(t: ScaledTensor, values: Tensor) -> ScaledTensor:
-    """Write `values` (any dtype, the shape of t) into t under a new scale; a piece of a larger tensor keeps the shared scale."""
+    """Write `values` (any dtype, the shape of t) into t under a new scale; a piece of a larger tensor keeps the
+    shared scale."""
     numbers, scale_inv = plain_operand(values)
     rule = scale_rule(t._scale_rounding)
     if t._part:
@@ -95,7 +99,9 @@ def assign(t: ScaledTensor, values: Tensor) -> ScaledTensor:
     if t._payload.is_contiguous():
         _ops.quantize_(t._payload, t._scale_inv, numbers, scale_inv, scale_rounding=rule, overflow=_overflow(t))
     else:
-        payload, new_scale_inv, _ = _ops.quantize(numbers, scale_inv, t.format, scale_rounding=rule, overflow=_overflow(t))
+        payload, new_scale_inv, _ = _ops.quantize(
+            numbers, scale_inv, t.format, scale_rounding=rule, overflow=_overflow(t)
+        )
         _same_bits(t._payload).copy_(_same_bits(payload))
         t._scale_inv.copy_(new_scale_inv)
     return _written(t)
@@ -115,7 +121,8 @@ def _stored_amax(t: ScaledTensor) -> float:
 
 
 def _base_needs_new_scale(t: ScaledTensor, numbers: Tensor, scale_inv: Tensor | None) -> bool:
-    """Whether new values would saturate under the shared scale, or be far below a scale that nothing else in the base needs."""
+    """Whether new values would saturate under the shared scale, or be far below a scale that nothing else in the base
+    needs."""
     largest = float(_ops.amax(numbers)) * (1.0 if scale_inv is None else float(scale_inv)) / float(t._scale_inv)
     if not math.isfinite(largest) or largest == 0.0:
         return False
@@ -132,16 +139,19 @@ def _rescale_base(t: ScaledTensor, numbers: Tensor, scale_inv: Tensor | None, ru
     offset = t._payload.storage_offset() - base._payload.storage_offset()
     piece = whole.as_strided(t._payload.shape, t._payload.stride(), offset)
     piece.copy_(numbers if scale_inv is None else numbers.float() * scale_inv)
-    payload, new_scale_inv, _ = _ops.quantize(whole.contiguous(), None, base.format, scale_rounding=rule, overflow=_overflow(t))
+    payload, new_scale_inv, _ = _ops.quantize(
+        whole.contiguous(), None, base.format, scale_rounding=rule, overflow=_overflow(t)
+    )
     _same_bits(base._payload).copy_(_same_bits(payload))
     base._scale_inv.copy_(new_scale_inv)
 
 
-# ---- rules -----------------------------------------------------------------------------------------------------------------------
+# ---- rules ------------------------------------------------
 def _rule(*ops: Any) -> Callable[[_Handler], _Handler]:
     def register(handler: _Handler) -> _Handler:
         _HANDLERS.update(dict.fromkeys(ops, handler))
         return handler
+
     return register
 
 
@@ -150,12 +160,21 @@ def _view(func: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     base = t if t._owner is None else t._owner
     if func in _DETACHED:  # around the same payload object, so that both see one version counter
-        return ScaledTensor(t._payload, t._scale_inv, t.dtype, role=t._role, scale_rounding=t._scale_rounding, part=t._part,
-                            base=t._owner)
+        return ScaledTensor(
+            t._payload,
+            t._scale_inv,
+            t.dtype,
+            role=t._role,
+            scale_rounding=t._scale_rounding,
+            part=t._part,
+            base=t._owner,
+        )
 
     def wrap(payload: Tensor) -> ScaledTensor:
         part = t._part or payload.numel() != t.numel()
-        return ScaledTensor(payload, t._scale_inv, t.dtype, role=t._role, scale_rounding=t._scale_rounding, part=part, base=base)
+        return ScaledTensor(
+            payload, t._scale_inv, t.dtype, role=t._role, scale_rounding=t._scale_rounding, part=part, base=base
+        )
 
     return tree_map_only(Tensor, wrap, func(t._payload, *args, **kwargs))
 
@@ -167,8 +186,16 @@ def _clone(func: Any, t: ScaledTensor, *, memory_format: Any = None) -> ScaledTe
 
 
 @_rule(aten._to_copy.default)
-def _to_copy(func: Any, t: ScaledTensor, *, dtype: Any = None, device: Any = None, non_blocking: bool = False,
-             memory_format: Any = None, **kwargs: Any) -> Any:
+def _to_copy(
+    func: Any,
+    t: ScaledTensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+    **kwargs: Any,
+) -> Any:
     if dtype is not None and not (dtype.is_floating_point and dtype.itemsize > 1):
         return NotImplemented
     payload = func(t._payload, device=device, non_blocking=non_blocking, memory_format=memory_format)
@@ -176,9 +203,19 @@ def _to_copy(func: Any, t: ScaledTensor, *, dtype: Any = None, device: Any = Non
     return ScaledTensor(payload, scale_inv, dtype or t.dtype, role=t._role, scale_rounding=t._scale_rounding)
 
 
-@_rule(aten.zeros_like.default, aten.empty_like.default, aten.ones_like.default, aten.full_like.default, aten.rand_like.default,
-       aten.randn_like.default, aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
-       aten.new_empty_strided.default)
+@_rule(
+    aten.zeros_like.default,
+    aten.empty_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.new_empty.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    aten.new_empty_strided.default,
+)
 def _factory(func: Any, t: ScaledTensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return func(t._payload, *args, dtype=dtype or t.dtype, **kwargs)
 
@@ -188,9 +225,14 @@ def _copy(func: Any, target: Tensor, source: Tensor, non_blocking: bool = False)
     if not isinstance(target, ScaledTensor):
         assert isinstance(source, ScaledTensor)
         return target.copy_(source.dequantize(), non_blocking)
-    if (isinstance(source, ScaledTensor) and not target._part and source.format == target.format
-            and source.shape == target.shape and source._role == target._role
-            and source._scale_rounding == target._scale_rounding):
+    if (
+        isinstance(source, ScaledTensor)
+        and not target._part
+        and source.format == target.format
+        and source.shape == target.shape
+        and source._role == target._role
+        and source._scale_rounding == target._scale_rounding
+    ):
         _same_bits(target._payload).copy_(_same_bits(source._payload), non_blocking)
         target._scale_inv.copy_(source._scale_inv, non_blocking)
         return _written(target)
@@ -218,8 +260,8 @@ def _multiply(func: Any, t: Any, other: Any, **kwargs: Any) -> Any:
     elif isinstance(other, complex):
         return NotImplemented
     moved = (torch.mul if func in (aten.mul_.Tensor, aten.mul_.Scalar) else torch.div)(t._scale_inv, other)
-    # A factor of 0, Inf or NaN must not get stuck in the scale. On a GPU reading it would stall the stream: there it may, and
-    # the values it stands for are right.
+    # A factor of 0, Inf or NaN must not get stuck in the scale. On a GPU reading it would stall the stream: there it
+    # may, and the values it stands for are right.
     if not _traced(t._scale_inv) and t.device.type == "cpu" and not _TINY <= abs(float(moved)) < math.inf:
         return NotImplemented
     t._scale_inv.copy_(moved)
@@ -240,7 +282,9 @@ def _accumulate(func: Any, t: Any, other: Any, *, alpha: Any = 1) -> Any:
 
 
 @_rule(aten.linalg_vector_norm.default)
-def _norm(func: Any, t: ScaledTensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _norm(
+    func: Any, t: ScaledTensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     if ord != 2 or dim is not None or keepdim:
         return NotImplemented
     return _ops.grad_norm([plain_operand(t)[0]], [t._scale_inv]).to(dtype or t.dtype)

@@ -1,7 +1,8 @@
 """fp8amp.initialize: turn a model and its optimizer, in place, into their FP8 form.
 
-Every object the user holds stays that object: modules (their class changes), parameters (their contents are swapped), the optimizer
-(its class changes), learning-rate schedulers, hooks, param groups. Everything is checked before anything changes.
+Every object the user holds stays that object: modules (their class changes), parameters (their contents are swapped),
+the optimizer (its class changes), learning-rate schedulers, hooks, param groups. Everything is checked before
+anything changes.
 """
 
 from __future__ import annotations
@@ -30,46 +31,85 @@ LEVELS = {"O1": (torch.float32, torch.float32), "O2": (E4M3, FP16)}
 
 _MASTERS = (FP16, torch.float32, E4M3)
 _OPTIMIZERS: dict[type[Optimizer], type[optim.Adam]] = {
-    torch.optim.AdamW: optim.AdamW, torch.optim.Adam: optim.Adam, optim.AdamW: optim.AdamW, optim.Adam: optim.Adam}
+    torch.optim.AdamW: optim.AdamW,
+    torch.optim.Adam: optim.Adam,
+    optim.AdamW: optim.AdamW,
+    optim.Adam: optim.Adam,
+}
 _MARK = "_fp8amp_opt_level"
 
 
 @overload
 def initialize(
-    model: _Model, optimizer: None = None, opt_level: str = "O1", *, recipe: Recipe | None = None,
-    include: Names | Predicate | None = None, exclude: Names | Predicate | None = None, master_rounding: str = "nearest",
-    moment_rounding: str = "stochastic", seed: int = 0, gemm: str = "fp8", grad_format: torch.dtype | None = E4M3,
-    exp_avg_format: torch.dtype | None = None, exp_avg_sq_format: torch.dtype | None = None, master_format: torch.dtype = FP16,
+    model: _Model,
+    optimizer: None = None,
+    opt_level: str = "O1",
+    *,
+    recipe: Recipe | None = None,
+    include: Names | Predicate | None = None,
+    exclude: Names | Predicate | None = None,
+    master_rounding: str = "nearest",
+    moment_rounding: str = "stochastic",
+    seed: int = 0,
+    gemm: str = "fp8",
+    grad_format: torch.dtype | None = E4M3,
+    exp_avg_format: torch.dtype | None = None,
+    exp_avg_sq_format: torch.dtype | None = None,
+    master_format: torch.dtype = FP16,
     second_moment_rounding: str = "nearest",
 ) -> _Model: ...
 
 
 @overload
 def initialize(
-    model: _Model, optimizer: _Optim, opt_level: str = "O1", *, recipe: Recipe | None = None,
-    include: Names | Predicate | None = None, exclude: Names | Predicate | None = None, master_rounding: str = "nearest",
-    moment_rounding: str = "stochastic", seed: int = 0, gemm: str = "fp8", grad_format: torch.dtype | None = E4M3,
-    exp_avg_format: torch.dtype | None = None, exp_avg_sq_format: torch.dtype | None = None, master_format: torch.dtype = FP16,
+    model: _Model,
+    optimizer: _Optim,
+    opt_level: str = "O1",
+    *,
+    recipe: Recipe | None = None,
+    include: Names | Predicate | None = None,
+    exclude: Names | Predicate | None = None,
+    master_rounding: str = "nearest",
+    moment_rounding: str = "stochastic",
+    seed: int = 0,
+    gemm: str = "fp8",
+    grad_format: torch.dtype | None = E4M3,
+    exp_avg_format: torch.dtype | None = None,
+    exp_avg_sq_format: torch.dtype | None = None,
+    master_format: torch.dtype = FP16,
     second_moment_rounding: str = "nearest",
 ) -> tuple[_Model, _Optim]: ...
 
 
 def initialize(
-    model: nn.Module, optimizer: Optimizer | None = None, opt_level: str = "O1", *, recipe: Recipe | None = None,
-    include: Names | Predicate | None = None, exclude: Names | Predicate | None = None, master_rounding: str = "nearest",
-    moment_rounding: str = "stochastic", seed: int = 0, gemm: str = "fp8", grad_format: torch.dtype | None = E4M3,
-    exp_avg_format: torch.dtype | None = None, exp_avg_sq_format: torch.dtype | None = None, master_format: torch.dtype = FP16,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    opt_level: str = "O1",
+    *,
+    recipe: Recipe | None = None,
+    include: Names | Predicate | None = None,
+    exclude: Names | Predicate | None = None,
+    master_rounding: str = "nearest",
+    moment_rounding: str = "stochastic",
+    seed: int = 0,
+    gemm: str = "fp8",
+    grad_format: torch.dtype | None = E4M3,
+    exp_avg_format: torch.dtype | None = None,
+    exp_avg_sq_format: torch.dtype | None = None,
+    master_format: torch.dtype = FP16,
     second_moment_rounding: str = "nearest",
 ) -> Any:
     """Convert a model, and its Adam or AdamW, for FP8 training; both in place.
 
     Args:
-        model: its nn.Linear layers, and the Conv1D of transformers, become FP8 layers; biases, norms and embeddings stay.
-        optimizer: torch.optim.Adam or AdamW (exactly), or those of fp8amp; its states are converted with it. None: the model alone.
-        opt_level: ``"O1"`` (FP8 GEMMs, FP8 gradients, FP16 weights, FP32 states: 11 bytes per parameter) or ``"O2"`` (and states in
-            E4M3 and FP16: 6 bytes).
+        model: its nn.Linear layers, and the Conv1D of transformers, become FP8 layers; biases, norms and embeddings
+            stay.
+        optimizer: torch.optim.Adam or AdamW (exactly), or those of fp8amp; its states are converted with it. None:
+            the model alone.
+        opt_level: ``"O1"`` (FP8 GEMMs, FP8 gradients, FP16 weights, FP32 states: 11 bytes per parameter) or ``"O2"``
+            (and states in E4M3 and FP16: 6 bytes).
         recipe: CurrentScaling() (default), DelayedScaling(...) or ConstantScaling(...).
-        include: which layers: names (fnmatch patterns such as ``"blocks.*.mlp.*"``) or a predicate (name, module) -> bool.
+        include: which layers: names (fnmatch patterns: ``"blocks.*.mlp.*"``) or a predicate (name, module) -> bool.
             Default: all with both sides of 16 or more. Layers whose weight is tied to another module never convert.
         exclude: which of those not; names or a predicate.
         master_rounding: of the FP16 weight after the optimizer's update, ``"nearest"`` or ``"stochastic"``.
@@ -87,22 +127,31 @@ def initialize(
 
     Raises:
         TypeError: model or optimizer is of another kind.
-        ValueError: a name or number is none of the above, no layer can be converted, the model is converted, wrapped or sharded
-            already, or the optimizer holds none of its parameters.
+        ValueError: a name or number is none of the above, no layer can be converted, the model is converted, wrapped
+            or sharded already, or the optimizer holds none of its parameters.
         RuntimeError: a view or a live graph still holds a weight. In all cases nothing has changed.
     """
     if not isinstance(opt_level, str) or opt_level not in LEVELS:
         raise ValueError(f"initialize: opt_level must be one of {', '.join(map(repr, LEVELS))}, got {opt_level!r}")
     recipe = check_recipe(recipe, "initialize: recipe")
     first, second = LEVELS[opt_level]
-    policy = parse_policy("initialize", exp_avg_format or first, exp_avg_sq_format or second, master_rounding, moment_rounding,
-                          second_moment_rounding, seed)
+    policy = parse_policy(
+        "initialize",
+        exp_avg_format or first,
+        exp_avg_sq_format or second,
+        master_rounding,
+        moment_rounding,
+        second_moment_rounding,
+        seed,
+    )
     if gemm not in ("fp8", "none"):
         raise ValueError(f"initialize: gemm must be 'fp8' or 'none', got {gemm!r}")
     if grad_format not in (E4M3, None):
         raise ValueError(f"initialize: grad_format must be {E4M3} or None, got {grad_format!r}")
     if master_format not in _MASTERS:
-        raise ValueError(f"initialize: master_format must be one of {', '.join(map(str, _MASTERS))}, got {master_format!r}")
+        raise ValueError(
+            f"initialize: master_format must be one of {', '.join(map(str, _MASTERS))}, got {master_format!r}"
+        )
     _check_model(model)
     selection = select(model, include, exclude)
     _check_selection(selection, model)
@@ -119,7 +168,7 @@ def initialize(
     return model if optimizer is None else (model, optimizer)
 
 
-# ---- checks: nothing changes here ------------------------------------------------------------------------------------------------
+# ---- checks: nothing changes here ------------------------------------------------
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"initialize: model must be a torch.nn.Module, got {type(model).__name__}")
@@ -148,21 +197,27 @@ def _check_selection(selection: Selection, model: nn.Module) -> None:
     if selection.chosen or (fp8_layers(model) and not selection.left):
         return
     if not selection.left:
-        raise ValueError(f"initialize: model {type(model).__name__} has no nn.Linear (or transformers Conv1D) layer to convert")
+        raise ValueError(
+            f"initialize: model {type(model).__name__} has no nn.Linear (or transformers Conv1D) layer to convert"
+        )
     listed = ", ".join(f"{name or 'the model'} ({why})" for name, why in list(selection.left.items())[:4])
     raise ValueError(f"initialize: no layer of {type(model).__name__} can be converted; left alone: {listed}")
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if type(optimizer) not in _OPTIMIZERS:
-        raise TypeError("initialize: optimizer must be a torch.optim.Adam or AdamW (no subclass) or one of fp8amp.optim, got "
-                        f"{type(optimizer).__module__}.{type(optimizer).__qualname__}")
+        raise TypeError(
+            "initialize: optimizer must be a torch.optim.Adam or AdamW (no subclass) or one of fp8amp.optim, got "
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held.isdisjoint(id(p) for p in model.parameters()):
         raise ValueError("initialize: optimizer holds no parameter of model; build it from model.parameters()")
     step = optimizer.__dict__.get("step")
     if step is not None and not getattr(step, "_wrapped_by_lr_sched", False):
-        raise ValueError(f"initialize: optimizer.step has been replaced by {step!r}; initialize before wrapping the optimizer")
+        raise ValueError(
+            f"initialize: optimizer.step has been replaced by {step!r}; initialize before wrapping the optimizer"
+        )
     for group in optimizer.param_groups:
         check_group("initialize: optimizer", group)
         for parameter in group["params"]:
@@ -181,14 +236,18 @@ def _check_swaps(selection: Selection, master_format: torch.dtype) -> None:
             raise RuntimeError(f"initialize: {name or 'model'}.weight cannot be converted: {error}") from None
 
 
-# ---- changes: nothing fails here -------------------------------------------------------------------------------------------------
+# ---- changes: nothing fails here ------------------------------------------------
 def _weight(module: nn.Module) -> Tensor:
     weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
     return weight
 
 
 def _convert_layer(
-    module: nn.Module, recipe: Recipe, gemm: str, grad_format: torch.dtype | None, master_format: torch.dtype,
+    module: nn.Module,
+    recipe: Recipe,
+    gemm: str,
+    grad_format: torch.dtype | None,
+    master_format: torch.dtype,
 ) -> None:
     module.__class__ = fp8_class(module)
     if master_format is torch.float32:

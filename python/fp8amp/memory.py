@@ -17,7 +17,8 @@ COPIES = "FP8 copies of weights"
 
 
 def memory_bytes(x: Tensor) -> int:
-    """Bytes that the elements of x take: of payload and scale for a ScaledTensor, whose `nbytes` tells of its logical dtype."""
+    """Bytes that the elements of x take: of payload and scale for a ScaledTensor, whose `nbytes` tells of its logical
+    dtype."""
     if isinstance(x, ScaledTensor):
         return x.payload.nbytes + x.scale_inv.nbytes
     return x.nbytes
@@ -25,7 +26,8 @@ def memory_bytes(x: Tensor) -> int:
 
 @dataclass
 class MemoryRow:
-    """One kind of tensor. `bytes` is what a training step holds of it, `allocated` what exists now, `when` at which moment it exists."""
+    """One kind of tensor. `bytes` is what a training step holds of it, `allocated` what exists now, `when` at which
+    moment it exists."""
 
     kind: str
     when: str
@@ -46,7 +48,8 @@ class MemoryReport:
         rows: by kind of tensor; the copies of FP8 weights are a row of their own.
         fp8_parameters, plain_parameters: numbers of elements in FP8 layers' weights and in all other parameters.
         total_bytes: weights, gradients and states of all parameters.
-        bytes_per_parameter: weight + gradient + states of the FP8-managed parameters (of all, in a model without), per element.
+        bytes_per_parameter: weight + gradient + states of the FP8-managed parameters (of all, in a model without),
+            per element.
         peak_bytes: total_bytes and the FP8 copies, between forward and optimizer step; activations come on top.
     """
 
@@ -77,12 +80,16 @@ class MemoryReport:
         lines = [f"{'kind':26s} {'tensors':>7s} {'bytes':>15s} {'B/param':>8s} {'now':>15s}  exists"]
         for row in self.rows:
             count = numbers["plain" if row.kind.startswith("plain") else "FP8"]
-            lines.append(f"{row.kind:26s} {row.tensors:7d} {row.bytes:15,d} {row.bytes / max(count, 1):8.3f} "
-                         f"{row.allocated:15,d}  {row.when}")
+            lines.append(
+                f"{row.kind:26s} {row.tensors:7d} {row.bytes:15,d} {row.bytes / max(count, 1):8.3f} "
+                f"{row.allocated:15,d}  {row.when}"
+            )
         lines.append(f"{'total without copies':26s} {'':7s} {self.total_bytes:15,d}")
-        lines.append(f"{self.fp8_parameters:,d} parameters in FP8 layers, {self.plain_parameters:,d} others; "
-                     f"{self.bytes_per_parameter:.3f} bytes per {'FP8-managed ' if self.fp8_parameters else ''}parameter "
-                     "(weight + gradient + states)")
+        lines.append(
+            f"{self.fp8_parameters:,d} parameters in FP8 layers, {self.plain_parameters:,d} others; "
+            f"{self.bytes_per_parameter:.3f} bytes per {'FP8-managed ' if self.fp8_parameters else ''}parameter "
+            "(weight + gradient + states)"
+        )
         return "\n".join(lines)
 
 
@@ -94,8 +101,8 @@ _AFTER_STEP = "from the first step on"
 def memory_report(model: nn.Module, optimizer: Optimizer | None = None) -> MemoryReport:
     """Count what model and optimizer hold.
 
-    A gradient that does not exist at the moment is counted with the bytes it will have (E4M3 and a scale for an FP8 layer's
-    weight), and so are the FP8 copies; the column `now` has what is allocated. Shared parameters count once.
+    A gradient that does not exist at the moment is counted with the bytes it will have (E4M3 and a scale for an FP8
+    layer's weight), and so are the FP8 copies; the column `now` has what is allocated. Shared parameters count once.
 
     Raises TypeError if model or optimizer is of another kind.
     """
@@ -137,9 +144,13 @@ class _Table:
             self._add(managed, "weight payload", _ALWAYS, parameter.payload.nbytes, parameter.payload.nbytes)
             self._add(managed, "weight scale", _ALWAYS, parameter.scale_inv.nbytes, parameter.scale_inv.nbytes)
         else:
-            self._add(managed, "weight payload" if managed else "parameter", _ALWAYS, parameter.nbytes, parameter.nbytes)
+            self._add(
+                managed, "weight payload" if managed else "parameter", _ALWAYS, parameter.nbytes, parameter.nbytes
+            )
         if parameter.requires_grad:
-            expected = parameter.numel() * (parameter.dtype.itemsize if dense_gradient else 1) + (0 if dense_gradient else 4)
+            expected = parameter.numel() * (parameter.dtype.itemsize if dense_gradient else 1) + (
+                0 if dense_gradient else 4
+            )
             now = 0 if parameter.grad is None else memory_bytes(parameter.grad)
             self._add(managed, "gradient", _AFTER_BACKWARD, now or expected, now)
         if copied and not (isinstance(parameter, ScaledTensor) and parameter.format is torch.float8_e4m3fn):

@@ -43,6 +43,7 @@ def fp8_class(module: nn.Module) -> type[nn.Module]:
     if type(module) is nn.Linear:
         return Linear
     from .nn import conv1d
+
     made: type[nn.Module] = conv1d.TransformersConv1D
     return made
 
@@ -74,8 +75,9 @@ def parse_filter(value: Names | Predicate | None, argument: str) -> Predicate | 
 def select(model: nn.Module, include: Names | Predicate | None, exclude: Names | Predicate | None) -> Selection:
     """Sort the candidates of a model.
 
-    Left alone always: a weight that another module holds too, that is no parameter of its module, or that is neither float32,
-    float16 nor bfloat16. By default also a layer with a side under 16; `include` decides in place of that rule.
+    Left alone always: a weight that another module holds too, that is no parameter of its module, or that is neither
+    float32, float16 nor bfloat16. By default also a layer with a side under 16; `include` decides in place of that
+    rule.
     """
     wanted, unwanted = parse_filter(include, "initialize: include"), parse_filter(exclude, "initialize: exclude")
     candidates = {name: module for name, module in model.named_modules() if is_candidate(module)}
@@ -93,7 +95,11 @@ def select(model: nn.Module, include: Names | Predicate | None, exclude: Names |
 
 
 def _reason(
-    name: str, module: nn.Module, wanted: Predicate | None, unwanted: Predicate | None, owners: dict[int, list[str]],
+    name: str,
+    module: nn.Module,
+    wanted: Predicate | None,
+    unwanted: Predicate | None,
+    owners: dict[int, list[str]],
 ) -> str | None:
     weight: Any = module._parameters.get("weight")
     if unwanted is not None and unwanted(name, module):
@@ -124,13 +130,16 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
 
 
 def summary(level: str, model: nn.Module, left: dict[str, str]) -> str:
-    """The line that initialize logs: ``fp8amp O2: 48 of 50 layers, 98.1 % of 124.4 M parameters in FP8; left alone: ...``."""
+    """The line that initialize logs: ``fp8amp O2: 48 of 50 layers, 98.1 % of 124.4 M parameters in FP8; left alone:
+    ...``."""
     converted = fp8_layers(model)
     managed = {id(m.weight): m.weight.numel() for m in converted.values()}
     total = sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter))
     share = 100.0 * sum(managed.values()) / max(total, 1)
-    text = (f"fp8amp {level}: {len(converted)} of {len(converted) + len(left)} layers, {share:.1f} % of {_count(total)} "
-            "parameters in FP8")
+    text = (
+        f"fp8amp {level}: {len(converted)} of {len(converted) + len(left)} layers, {share:.1f} % of {_count(total)} "
+        "parameters in FP8"
+    )
     if left:
         listed = [f"{name} ({reason})" for name, reason in list(left.items())[:8]]
         more = [f"{len(left) - 8} more"] if len(left) > 8 else []

@@ -59,7 +59,8 @@ _FORMAT_NAMES = {"e4m3": E4M3, "e5m2": E5M2, "fp16": FP16, "float16": FP16}
 
 
 def parse_format(value: Any, argument: str) -> torch.dtype:
-    """A storage format from ``"e4m3"``, ``"e5m2"``, ``"fp16"`` or the torch dtype; ValueError naming `argument` otherwise."""
+    """A storage format from ``"e4m3"``, ``"e5m2"``, ``"fp16"`` or the torch dtype; ValueError naming `argument`
+    otherwise."""
     found = _FORMAT_NAMES.get(value) if isinstance(value, str) else value
     if isinstance(found, torch.dtype) and found in FORMAT_MAX:
         return found

@@ -2,13 +2,9 @@
 
 ``scale`` multiplies into the format; scale = fmax / (amax * 2^margin), rounded down to a power of two or kept exact.
 
-============  ==================================================================  ================================================
-recipe        scale from                                                          source
-============  ==================================================================  ================================================
-current       the amax of the tensor being cast                                   FP8-AMAX, arXiv 2309.17224; MS-AMP's in-time scaling
-delayed       the largest amax of the last casts                                  Transformer Engine
-constant      one bias for all: scale = 2^bias                                    FP8-CSCALE, arXiv 2309.17224
-============  ==================================================================  ================================================
+- current: the amax of the tensor being cast (FP8-AMAX, arXiv 2309.17224; the in-time scaling of MS-AMP);
+- delayed: the largest amax of the last casts (as Transformer Engine does);
+- constant: one bias for all, scale = 2^bias (FP8-CSCALE, arXiv 2309.17224).
 """
 
 from __future__ import annotations
@@ -29,12 +25,18 @@ class Recipe:
     """Length of the amax history that `cast` needs; 0: none."""
 
     def cast(
-        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        self,
+        x: Tensor,
+        x_scale_inv: Tensor | None,
+        format: torch.dtype,
+        overflow: Overflow,
+        history: Tensor | None = None,
         update: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(payload, scale_inv) of x * x_scale_inv, x contiguous.
 
-        `history`: float32 [window + 2], where the recipe keeps one. `update`: this cast counts (training, not a recomputation).
+        `history`: float32 [window + 2], where the recipe keeps one. `update`: this cast counts (training, not a
+        recomputation).
         """
         raise NotImplementedError
 
@@ -63,12 +65,18 @@ class CurrentScaling(Recipe):
         ScaleRounding.parse(self.scale_rounding, "CurrentScaling: scale_rounding")
 
     def cast(
-        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        self,
+        x: Tensor,
+        x_scale_inv: Tensor | None,
+        format: torch.dtype,
+        overflow: Overflow,
+        history: Tensor | None = None,
         update: bool = False,
     ) -> tuple[Tensor, Tensor]:
         rule = scale_rule(self.scale_rounding)
         payload, scale_inv, _ = _ops.quantize(
-            x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow)
+            x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow
+        )
         return payload, scale_inv
 
 
@@ -76,9 +84,10 @@ class CurrentScaling(Recipe):
 class DelayedScaling(Recipe):
     """Activations and output gradients are scaled by the largest amax of their last `history` casts.
 
-    Until the history is full, and after a non-finite amax, the scale is the current one. Weights, which are cast once a step,
-    always take the current scale. Evaluation and recomputation inside a backward pass leave the histories alone; a forward in
-    training mode under ``no_grad`` counts, since reentrant checkpointing runs its forward in that way: use ``eval()`` to validate.
+    Until the history is full, and after a non-finite amax, the scale is the current one. Weights, which are cast once
+    a step, always take the current scale. Evaluation and recomputation inside a backward pass leave the histories
+    alone; a forward in training mode under ``no_grad`` counts, since reentrant checkpointing runs its forward in that
+    way: use ``eval()`` to validate.
 
     Args:
         history: number of casts, 1 to 4096.
@@ -101,16 +110,30 @@ class DelayedScaling(Recipe):
         return self.history
 
     def cast(
-        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        self,
+        x: Tensor,
+        x_scale_inv: Tensor | None,
+        format: torch.dtype,
+        overflow: Overflow,
+        history: Tensor | None = None,
         update: bool = False,
     ) -> tuple[Tensor, Tensor]:
         rule = scale_rule(self.scale_rounding)
         if history is None:
             payload, scale_inv, _ = _ops.quantize(
-                x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow)
+                x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow
+            )
         else:
             payload, scale_inv, _ = _ops.quantize_delayed(
-                x, x_scale_inv, format, history, update=update, scale_rounding=rule, margin=self.margin, overflow=overflow)
+                x,
+                x_scale_inv,
+                format,
+                history,
+                update=update,
+                scale_rounding=rule,
+                margin=self.margin,
+                overflow=overflow,
+            )
         return payload, scale_inv
 
 
@@ -132,7 +155,12 @@ class ConstantScaling(Recipe):
             _check("ConstantScaling", "gradient_bias", self.gradient_bias, -31, 31)
 
     def cast(
-        self, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, overflow: Overflow, history: Tensor | None = None,
+        self,
+        x: Tensor,
+        x_scale_inv: Tensor | None,
+        format: torch.dtype,
+        overflow: Overflow,
+        history: Tensor | None = None,
         update: bool = False,
     ) -> tuple[Tensor, Tensor]:
         gradient = overflow == Overflow.NAN and self.gradient_bias is not None
@@ -148,5 +176,6 @@ def check_recipe(recipe: object, argument: str) -> Recipe:
         return CurrentScaling()
     if not isinstance(recipe, Recipe) or type(recipe) is Recipe:
         raise TypeError(
-            f"{argument} must be CurrentScaling(...), DelayedScaling(...) or ConstantScaling(...), got {recipe!r}")
+            f"{argument} must be CurrentScaling(...), DelayedScaling(...) or ConstantScaling(...), got {recipe!r}"
+        )
     return recipe

@@ -1,12 +1,13 @@
 """ScaledTensor: a torch.Tensor stored as payload (E4M3, E5M2 or FP16) times one FP32 scale_inv.
 
-It reports the logical dtype of the tensor it stands for (usually float32), so parameters, gradients and optimizer states made of it
-are ordinary tensors to autograd, optimizers and modules. Guarantees, kept by `dispatch.py`:
+It reports the logical dtype of the tensor it stands for (usually float32), so parameters, gradients and optimizer
+states made of it are ordinary tensors to autograd, optimizers and modules. Guarantees, kept by `dispatch.py`:
 
 - an op without a rule of its own reads the dequantised values and returns plain tensors;
 - an op that writes to a ScaledTensor (in-place, ``out=``, foreach) re-quantises into it, once;
 - a view aliases payload and scale, so writes through views reach their base;
-- every write bumps the version of the payload, also through ``.data``, so `version` is a safe key for anything derived from it.
+- every write bumps the version of the payload, also through ``.data``, so `version` is a safe key for anything
+  derived from it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class ScaledTensor(torch.Tensor):
     Args:
         payload: the stored numbers, float8_e4m3fn, float8_e5m2 or float16, any shape.
         scale_inv: 0-d float32 on the device of payload; finite and not 0.
-        dtype: the logical dtype, any floating dtype. Casting a ScaledTensor to another floating dtype changes this label alone.
-        role: ``"weight"``: multiplying re-quantises, so that the scale stays a power of two; ``"gradient"``: adding accumulates
-            with stochastic rounding, infinities become NaN, and multiplying moves the scale alone; ``"tensor"``: multiplying
-            moves the scale alone.
+        dtype: the logical dtype, any floating dtype. Casting a ScaledTensor to another floating dtype changes this
+            label alone.
+        role: ``"weight"``: multiplying re-quantises, so that the scale stays a power of two; ``"gradient"``: adding
+            accumulates with stochastic rounding, infinities become NaN, and multiplying moves the scale alone;
+            ``"tensor"``: multiplying moves the scale alone.
         scale_rounding: how a new scale is chosen when the tensor is written to.
     """
 
@@ -46,17 +48,36 @@ class ScaledTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, payload: Tensor, scale_inv: Tensor, dtype: torch.dtype, *, role: Role = "tensor",
-        scale_rounding: str = "power_of_two", part: bool = False, base: ScaledTensor | None = None,
+        cls,
+        payload: Tensor,
+        scale_inv: Tensor,
+        dtype: torch.dtype,
+        *,
+        role: Role = "tensor",
+        scale_rounding: str = "power_of_two",
+        part: bool = False,
+        base: ScaledTensor | None = None,
     ) -> ScaledTensor:
-        made: ScaledTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, payload.shape, strides=payload.stride(), storage_offset=payload.storage_offset(), dtype=dtype,
-            device=payload.device)
+        made: ScaledTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            payload.shape,
+            strides=payload.stride(),
+            storage_offset=payload.storage_offset(),
+            dtype=dtype,
+            device=payload.device,
+        )
         return made
 
     def __init__(
-        self, payload: Tensor, scale_inv: Tensor, dtype: torch.dtype, *, role: Role = "tensor",
-        scale_rounding: str = "power_of_two", part: bool = False, base: ScaledTensor | None = None,
+        self,
+        payload: Tensor,
+        scale_inv: Tensor,
+        dtype: torch.dtype,
+        *,
+        role: Role = "tensor",
+        scale_rounding: str = "power_of_two",
+        part: bool = False,
+        base: ScaledTensor | None = None,
     ) -> None:
         self._payload, self._scale_inv = payload, scale_inv
         self._role, self._scale_rounding = role, scale_rounding
@@ -66,7 +87,8 @@ class ScaledTensor(torch.Tensor):
 
     @property
     def payload(self) -> Tensor:
-        """The stored numbers, a plain tensor in `format`. Writing to it changes the values and is seen by the cache of FP8 weights."""
+        """The stored numbers, a plain tensor in `format`. Writing to it changes the values and is seen by the cache
+        of FP8 weights."""
         return self._payload
 
     @property
@@ -95,32 +117,47 @@ class ScaledTensor(torch.Tensor):
         return self._scale_rounding
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The values as a plain tensor of the same shape, in `dtype` or the logical dtype. No gradient flows through it."""
+        """The values as a plain tensor of the same shape, in `dtype` or the logical dtype. No gradient flows through
+        it."""
         target = self.dtype if dtype is None else dtype
         wide = target if target in (torch.float32, torch.float16, torch.bfloat16) else torch.float32
         return _ops.dequantize(_dense_layout(self._payload), self._scale_inv, wide).to(target)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return (f"ScaledTensor(shape={tuple(self.shape)}, dtype={self.dtype}, format={self.format}, "
-                f"scale_inv={self._scale_inv}, requires_grad={self.requires_grad})")
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return (
+            f"ScaledTensor(shape={tuple(self.shape)}, dtype={self.dtype}, format={self.format}, "
+            f"scale_inv={self._scale_inv}, requires_grad={self.requires_grad})"
+        )
 
-    # ---- tracing -------------------------------------------------------------------------------------------------------------
+    # ---- tracing ----
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_payload", "_scale_inv"], (self.dtype, self._role, self._scale_rounding, self._part)
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any) -> ScaledTensor:
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any
+    ) -> ScaledTensor:
         dtype, role, scale_rounding, part = context
-        return ScaledTensor(inner["_payload"], inner["_scale_inv"], dtype, role=role, scale_rounding=scale_rounding, part=part)
+        return ScaledTensor(
+            inner["_payload"], inner["_scale_inv"], dtype, role=role, scale_rounding=scale_rounding, part=part
+        )
 
-    # ---- copies --------------------------------------------------------------------------------------------------------------
+    # ---- copies ----
     def __reduce_ex__(self, protocol: Any) -> Any:
-        whole = self.detach().clone() if self._part else self  # a piece is saved by itself, not with its base
+        whole: Any = self.detach().clone() if self._part else self  # a piece is saved by itself, not with its base
         hidden = set(FIELDS)
         attributes = {name: value for name, value in self.__dict__.items() if name not in hidden}
         payload = whole._payload.detach()  # float8 as bytes: not every torch can pickle a float8 storage
-        state = (payload.view(torch.uint8) if self.format.itemsize == 1 else payload, whole._scale_inv.detach(), self.format,
-                 self.dtype, self._role, self._scale_rounding, self.requires_grad and self.is_leaf, attributes)
+        state = (
+            payload.view(torch.uint8) if self.format.itemsize == 1 else payload,
+            whole._scale_inv.detach(),
+            self.format,
+            self.dtype,
+            self._role,
+            self._scale_rounding,
+            self.requires_grad and self.is_leaf,
+            attributes,
+        )
         return _rebuild, state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScaledTensor:
@@ -129,7 +166,7 @@ class ScaledTensor(torch.Tensor):
             return found
         if not self.is_leaf:
             raise RuntimeError("deepcopy: only leaf ScaledTensors can be copied; detach() this one first")
-        result = self.detach().clone()
+        result: Any = self.detach().clone()
         memo[id(self)] = result
         for name, value in self.__dict__.items():
             if name not in FIELDS:
@@ -137,11 +174,12 @@ class ScaledTensor(torch.Tensor):
         result.requires_grad_(self.requires_grad)
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
-        return result
+        copied: ScaledTensor = result
+        return copied
 
-    # ---- what a tensor without storage of its own cannot do by itself ----------------------------------------------------------
+    # ---- what a tensor without storage of its own cannot do by itself ----
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         """A view outside autograd. Assigning re-quantises the values in place; the shape cannot change."""
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
@@ -149,19 +187,23 @@ class ScaledTensor(torch.Tensor):
     def data(self, value: Tensor) -> None:
         if not isinstance(value, Tensor) or value.shape != self.shape:
             seen = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"data: a ScaledTensor of shape {tuple(self.shape)} can be given values of that shape only, got {seen}")
+            raise ValueError(
+                f"data: a ScaledTensor of shape {tuple(self.shape)} can be given values of that shape only, got {seen}"
+            )
         with torch.no_grad():
             self.detach().copy_(value.detach())
 
     def share_memory_(self) -> ScaledTensor:
         """Move payload and scale to shared memory."""
-        self._payload.share_memory_()
-        self._scale_inv.share_memory_()
+        inner: tuple[Any, Any] = (self._payload, self._scale_inv)
+        for tensor in inner:
+            tensor.share_memory_()
         return self
 
     def is_shared(self) -> bool:
         """Whether the payload is in shared memory."""
-        return self._payload.is_shared()
+        payload: Any = self._payload
+        return bool(payload.is_shared())
 
     def numpy(self, *, force: bool = False) -> Any:
         """The dequantised values as a NumPy array; no memory is shared."""
@@ -174,10 +216,12 @@ class ScaledTensor(torch.Tensor):
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.dequantize().__dlpack__(**kwargs)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _dispatch.dispatch(func, types, args, kwargs or {})
 
 
@@ -185,8 +229,14 @@ FIELDS = ("_payload", "_scale_inv", "_role", "_scale_rounding", "_part", "_owner
 
 
 def _rebuild(
-    payload: Tensor, scale_inv: Tensor, format: torch.dtype, dtype: torch.dtype, role: Role, scale_rounding: str,
-    requires_grad: bool, attributes: dict[str, Any],
+    payload: Tensor,
+    scale_inv: Tensor,
+    format: torch.dtype,
+    dtype: torch.dtype,
+    role: Role,
+    scale_rounding: str,
+    requires_grad: bool,
+    attributes: dict[str, Any],
 ) -> ScaledTensor:
     """What pickle and torch.load call; registered as safe for ``weights_only=True``."""
     made = ScaledTensor(payload.view(format), scale_inv, dtype, role=role, scale_rounding=scale_rounding)
@@ -202,7 +252,8 @@ def _dense_layout(x: Tensor) -> Tensor:
 
 
 def plain_operand(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(numbers, scale_inv or None) of x as the casting ops take them: contiguous, float32, float16, bfloat16 or float8."""
+    """(numbers, scale_inv or None) of x as the casting ops take them: contiguous, float32, float16, bfloat16 or
+    float8."""
     if isinstance(x, ScaledTensor):
         return _dense_layout(x._payload), x._scale_inv
     x = x.detach()
@@ -210,15 +261,30 @@ def plain_operand(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def scaled(
-    x: Tensor, format: torch.dtype, *, role: Role = "tensor", scale: Tensor | None = None, scale_rounding: str = "power_of_two",
-    rounding: Rounding = Rounding.NEAREST, seed: int = 0, dtype: torch.dtype | None = None,
+    x: Tensor,
+    format: torch.dtype,
+    *,
+    role: Role = "tensor",
+    scale: Tensor | None = None,
+    scale_rounding: str = "power_of_two",
+    rounding: Rounding = Rounding.NEAREST,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> ScaledTensor:
-    """Cast x (plain or ScaledTensor, any shape) to a new ScaledTensor under one scale. The logical dtype is `dtype` or that of x."""
+    """Cast x (plain or ScaledTensor, any shape) to a new ScaledTensor under one scale. The logical dtype is `dtype`
+    or that of x."""
     numbers, x_scale_inv = plain_operand(x)
     overflow = Overflow.NAN if role == "gradient" else Overflow.SATURATE
     payload, scale_inv, _ = _ops.quantize(
-        numbers, x_scale_inv, format, scale=scale, scale_rounding=scale_rule(scale_rounding),
-        rounding=rounding, overflow=overflow, seed=seed)
+        numbers,
+        x_scale_inv,
+        format,
+        scale=scale,
+        scale_rounding=scale_rule(scale_rounding),
+        rounding=rounding,
+        overflow=overflow,
+        seed=seed,
+    )
     return ScaledTensor(payload, scale_inv, dtype or x.dtype, role=role, scale_rounding=scale_rounding)
 
 
@@ -229,7 +295,9 @@ def scaled_weight(x: Tensor, format: torch.dtype = FP16) -> ScaledTensor:
 
 def scaled_zeros(x: Tensor, format: torch.dtype, *, scale_rounding: str = "exact") -> ScaledTensor:
     """A state of zeros, shaped and labelled as x."""
-    stored_as = torch.uint8 if format.itemsize == 1 else format  # not every torch can fill a float8 tensor; zero is 0x00
+    stored_as = (
+        torch.uint8 if format.itemsize == 1 else format
+    )  # not every torch can fill a float8 tensor; zero is 0x00
     payload = torch.zeros(x.shape, dtype=stored_as, device=x.device).view(format)
     scale_inv = torch.ones((), dtype=torch.float32, device=x.device)
     return ScaledTensor(payload, scale_inv, x.dtype, scale_rounding=scale_rounding)
@@ -241,7 +309,8 @@ def dense(x: Tensor) -> Tensor:
 
 
 def version(x: Tensor) -> int:
-    """Counts the writes to x, its views and its `.data` alike; -1 for an inference tensor, whose writes nobody counts."""
+    """Counts the writes to x, its views and its `.data` alike; -1 for an inference tensor, whose writes nobody
+    counts."""
     owner = x
     if isinstance(x, ScaledTensor):
         owner = x._payload if x._owner is None else x._owner._payload

@@ -43,7 +43,8 @@ def give_hooks(parameter: Tensor, hooks: Hooks) -> None:
 
 
 def swap(parameter: Tensor, other: Tensor) -> None:
-    """Exchange the contents of two parameters: `parameter` stays the object that everybody holds. Hooks and attributes stay with it.
+    """Exchange the contents of two parameters: `parameter` stays the object that everybody holds. Hooks and
+    attributes stay with it.
 
     Raises RuntimeError if a view, a weak reference or a live graph holds its old content; nothing has changed then.
     """
@@ -67,7 +68,8 @@ def _like(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
 
 
 def check_swappable(parameter: Tensor) -> None:
-    """RuntimeError if something still holds the content of `parameter`: a view, a weak reference, or a graph before its backward.
+    """RuntimeError if something still holds the content of `parameter`: a view, a weak reference, or a graph before
+    its backward.
 
     torch would let one case pass, a graph that holds the gradient accumulator alone, and fail in that graph's backward.
     """
@@ -78,7 +80,8 @@ def check_swappable(parameter: Tensor) -> None:
 
 
 def _exchange(parameter: Tensor, other: Tensor) -> None:
+    swap_tensors: Any = torch.utils.swap_tensors
     try:
-        torch.utils.swap_tensors(parameter, other)
+        swap_tensors(parameter, other)
     except RuntimeError as error:
         raise RuntimeError(f"a view, a weak reference or a live graph still holds it ({error})") from None

@@ -6,14 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fp8amp
 import pytest
 import torch
-from torch import nn
-from twins import E4M3, E5M2, FP16, batch, dense, net, same, same_training_state, train, trainer
-
-import fp8amp
 from fp8amp import ScaledTensor
 from fp8amp.optim import AdamW
+from torch import nn
+from twins import E4M3, E5M2, FP16, batch, dense, net, same, same_training_state, train, trainer
 
 LEVELS = ["O1", "O2"]
 
@@ -31,15 +30,24 @@ def test_optimizer_states_keep_bits_formats_and_scales(level):  # BR-092, BR-101
     train(model, opt, 3)
     other.load_state_dict(saved(model.state_dict()))
     other_opt.load_state_dict(saved(opt.state_dict()))
-    assert [v.dtype for v in other_opt.state[other[0].weight].values()] == [v.dtype for v in opt.state[model[0].weight].values()]
+    assert [v.dtype for v in other_opt.state[other[0].weight].values()] == [
+        v.dtype for v in opt.state[model[0].weight].values()
+    ]
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert all(same(opt.state[p][k], other_opt.state[q][k]) for k in ("step", "exp_avg", "exp_avg_sq"))
         assert torch.equal(dense(p), dense(q))
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("options", [{}, dict(master_rounding="stochastic", second_moment_rounding="stochastic"),
-                                     dict(recipe=fp8amp.DelayedScaling(history=3)), dict(master_format=torch.float8_e4m3fn)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(master_rounding="stochastic", second_moment_rounding="stochastic"),
+        dict(recipe=fp8amp.DelayedScaling(history=3)),
+        dict(master_format=torch.float8_e4m3fn),
+    ],
+)
 @pytest.mark.parametrize("optimizer_first", [True, False])
 def test_resume_is_exact(level, options, optimizer_first):  # BR-094
     straight, first, second = (trainer(level, net_seed=s, **options) for s in (0, 0, 5))
@@ -49,16 +57,20 @@ def test_resume_is_exact(level, options, optimizer_first):  # BR-094
     for target, state in parts if optimizer_first else reversed(parts):
         target.load_state_dict(state)
     assert train(*second, 5, 5) == losses[5:]
-    assert all(torch.equal(dense(p), dense(q)) for p, q in zip(straight[0].parameters(), second[0].parameters(), strict=True))
+    assert all(
+        torch.equal(dense(p), dense(q)) for p, q in zip(straight[0].parameters(), second[0].parameters(), strict=True)
+    )
 
 
 def test_resume_in_a_fresh_process(tmp_path):  # BR-094
-    program = (f"import sys, torch; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-               "from twins import train, trainer\n"
-               "model, opt = trainer('O2', 3)\n"
-               f"state = torch.load({str(tmp_path / 'c.pt')!r})\n"
-               "model.load_state_dict(state['m']); opt.load_state_dict(state['o'])\n"
-               "print(train(model, opt, 3, 3))\n")
+    program = (
+        f"import sys, torch; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from twins import train, trainer\n"
+        "model, opt = trainer('O2', 3)\n"
+        f"state = torch.load({str(tmp_path / 'c.pt')!r})\n"
+        "model.load_state_dict(state['m']); opt.load_state_dict(state['o'])\n"
+        "print(train(model, opt, 3, 3))\n"
+    )
     model, opt = trainer()
     train(model, opt, 3)
     torch.save({"m": model.state_dict(), "o": opt.state_dict()}, tmp_path / "c.pt")
@@ -153,10 +165,16 @@ def test_groups_hooks_and_extra_entries_follow_torch():
     assert other_opt.param_groups[0]["lr"] == 0.125
 
 
-@pytest.mark.parametrize("change,text", [
-    (lambda s: s["param_groups"].pop(), "0 parameter groups, the optimizer 1"), (lambda s: s["param_groups"][0]["params"].pop(), "5 parameters"),
-    (lambda s: s["state"][0].pop("exp_avg"), "'exp_avg'"), (lambda s: s["state"][0].update(exp_avg=torch.ones(3)), r"\(32, 16\).*\(3,\)"),
-    (lambda s: s.pop("state"), "'state'")])
+@pytest.mark.parametrize(
+    "change,text",
+    [
+        (lambda s: s["param_groups"].pop(), "0 parameter groups, the optimizer 1"),
+        (lambda s: s["param_groups"][0]["params"].pop(), "5 parameters"),
+        (lambda s: s["state"][0].pop("exp_avg"), "'exp_avg'"),
+        (lambda s: s["state"][0].update(exp_avg=torch.ones(3)), r"\(32, 16\).*\(3,\)"),
+        (lambda s: s.pop("state"), "'state'"),
+    ],
+)
 def test_a_bad_optimizer_file_is_refused_and_nothing_changes(change, text):
     model, opt = trainer()
     train(model, opt, 2)
@@ -187,6 +205,7 @@ def test_state_does_not_grow():  # BR-027
         file = io.BytesIO()
         torch.save([model.state_dict(), opt.state_dict()], file)
         return len(file.getvalue())
+
     train(model, opt, 1)
     first = size()
     train(model, opt, 30)

@@ -2,15 +2,14 @@
 
 import math
 
+import fp8amp
 import pytest
 import torch
+from fp8amp.nn.functional import linear
 from torch import nn
 from torch.nn.functional import linear as stock_linear
 from torch.utils.checkpoint import checkpoint
 from twins import batch, code, dense, is_fp8, net, same, snapshot, train, trainer, unchanged
-
-import fp8amp
-from fp8amp.nn.functional import linear
 
 X = batch()
 
@@ -127,11 +126,21 @@ def test_clipping_leaves_a_non_finite_gradient_for_the_optimizer(bad):
 
 
 def test_clip_takes_one_tensor_a_generator_and_nothing():
-    assert float(fp8amp.clip_grad_norm_([], 1.0)) == 0.0 and float(fp8amp.clip_grad_norm_(nn.Parameter(torch.ones(2)), 1.0)) == 0.0
+    assert (
+        float(fp8amp.clip_grad_norm_([], 1.0)) == 0.0
+        and float(fp8amp.clip_grad_norm_(nn.Parameter(torch.ones(2)), 1.0)) == 0.0
+    )
 
 
-@pytest.mark.parametrize("kwargs,text", [(dict(max_norm=-1.0), "-1"), (dict(max_norm=math.nan), "nan"), (dict(max_norm="1"), "'1'"),
-                                         (dict(max_norm=1.0, norm_type=0), "0")])
+@pytest.mark.parametrize(
+    "kwargs,text",
+    [
+        (dict(max_norm=-1.0), "-1"),
+        (dict(max_norm=math.nan), "nan"),
+        (dict(max_norm="1"), "'1'"),
+        (dict(max_norm=1.0, norm_type=0), "0"),
+    ],
+)
 def test_clip_names_bad_arguments(kwargs, text):
     with pytest.raises(ValueError, match=text):
         fp8amp.clip_grad_norm_([], **kwargs)
@@ -161,17 +170,24 @@ def test_grad_scaler(level, unscale, bad):  # BR-082
         assert relative(model[0].weight, twin[0].weight) < 1e-2
 
 
-@pytest.mark.parametrize("recipe", [fp8amp.CurrentScaling(), fp8amp.DelayedScaling(history=3), fp8amp.ConstantScaling(4)])
+@pytest.mark.parametrize(
+    "recipe", [fp8amp.CurrentScaling(), fp8amp.DelayedScaling(history=3), fp8amp.ConstantScaling(4)]
+)
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpointing_is_bit_equal(recipe, reentrant):  # BR-020, BR-021
     (plain, opt), (saved, opt_saved) = trainer(recipe=recipe), trainer(recipe=recipe)
     for step in range(6):
         x = batch(step) * 3.0 ** (step % 3)
-        for model, o, run in ((plain, opt, plain), (saved, opt_saved, lambda z: checkpoint(saved, z, use_reentrant=reentrant))):
+        for o, run in (
+            (opt, plain),
+            (opt_saved, lambda z: checkpoint(saved, z, use_reentrant=reentrant)),
+        ):
             o.zero_grad()
             run(x.clone().requires_grad_()).square().mean().backward()
             o.step()
-        assert all(same(p.grad, q.grad) and same(p, q) for p, q in zip(plain.parameters(), saved.parameters(), strict=True))
+        assert all(
+            same(p.grad, q.grad) and same(p, q) for p, q in zip(plain.parameters(), saved.parameters(), strict=True)
+        )
     assert all(same(a, b) for a, b in zip(plain.buffers(), saved.buffers(), strict=True))
 
 

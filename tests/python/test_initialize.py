@@ -1,4 +1,5 @@
-"""initialize: which layers convert, what stays the same object, and that a refusal changes nothing (field reports D)."""
+"""initialize: which layers convert, what stays the same object, and that a refusal changes nothing (field reports
+D)."""
 
 import copy
 import logging
@@ -6,13 +7,12 @@ import sys
 import types
 import warnings
 
+import fp8amp
 import pytest
 import torch
+from fp8amp import ScaledTensor
 from torch import nn
 from twins import batch, dense, is_fp8, net, same, snapshot, train, unchanged
-
-import fp8amp
-from fp8amp import ScaledTensor
 
 X = batch()
 
@@ -24,7 +24,12 @@ def converted(model):
 def test_same_objects_and_the_optimizer_holds_them():  # BR-048
     model = net()
     opt = torch.optim.AdamW(model.parameters())
-    params, modules, groups, group = list(model.parameters()), list(model.modules()), opt.param_groups, opt.param_groups[0]
+    params, modules, groups, group = (
+        list(model.parameters()),
+        list(model.modules()),
+        opt.param_groups,
+        opt.param_groups[0],
+    )
     got, got_opt = fp8amp.initialize(model, opt, "O2")
     assert got is model and got_opt is opt and list(model.modules()) == modules and opt.param_groups is groups
     assert all(p is q for p, q in zip(model.parameters(), params, strict=True)) and opt.param_groups[0] is group
@@ -55,7 +60,12 @@ def test_hooks_handles_attributes_and_gradients_survive():
     seen.clear()
     before = w.grad.clone()
     fp8amp.initialize(model)
-    assert model[0].weight is w and w.tag == "x" and is_fp8(w.grad) and torch.allclose(dense(w.grad), before, rtol=0.07, atol=0.3)
+    assert (
+        model[0].weight is w
+        and w.tag == "x"
+        and is_fp8(w.grad)
+        and torch.allclose(dense(w.grad), before, rtol=0.07, atol=0.3)
+    )
     model(X).sum().backward()
     assert seen == ["forward", "gradient", "after"]
     handle.remove()
@@ -78,7 +88,9 @@ def test_tied_weights_stay_tied_and_are_one_parameter(caplog):  # BR-044
     opt = torch.optim.AdamW(model.parameters())
     with caplog.at_level(logging.INFO, "fp8amp"):
         fp8amp.initialize(model, opt, "O2")
-    assert caplog.messages == ["fp8amp O2: 1 of 2 layers, 32.7 % of 784 parameters in FP8; left alone: lm_head (tied to wte)"]
+    assert caplog.messages == [
+        "fp8amp O2: 1 of 2 layers, 32.7 % of 784 parameters in FP8; left alone: lm_head (tied to wte)"
+    ]
     for _ in range(2):
         model(torch.arange(8)).square().sum().backward()
         opt.step()
@@ -88,20 +100,27 @@ def test_tied_weights_stay_tied_and_are_one_parameter(caplog):  # BR-044
 
 def blocks():
     inner = nn.Sequential()
-    inner.add_module("encoder", nn.ModuleList([nn.ModuleDict({"fc1": nn.Linear(16, 32), "fc2": nn.Linear(32, 16)}) for _ in range(2)]))
+    inner.add_module(
+        "encoder",
+        nn.ModuleList([nn.ModuleDict({"fc1": nn.Linear(16, 32), "fc2": nn.Linear(32, 16)}) for _ in range(2)]),
+    )
     inner.add_module("head", nn.Linear(16, 16))
     inner.add_module("small", nn.Linear(32, 12))
     return inner
 
 
-@pytest.mark.parametrize("include,exclude,want", [
-    (None, None, {"encoder.0.fc1", "encoder.0.fc2", "encoder.1.fc1", "encoder.1.fc2", "head"}),
-    (None, ("head",), {"encoder.0.fc1", "encoder.0.fc2", "encoder.1.fc1", "encoder.1.fc2"}),
-    (None, "encoder.0.fc1", {"encoder.0.fc2", "encoder.1.fc1", "encoder.1.fc2", "head"}),
-    ("encoder.*", ["*.fc2"], {"encoder.0.fc1", "encoder.1.fc1"}),
-    (["small", "head"], None, {"small", "head"}),
-    (lambda name, module: module.out_features == 32, None, {"encoder.0.fc1", "encoder.1.fc1"}),
-    (None, lambda name, module: name.startswith("encoder"), {"head"})])
+@pytest.mark.parametrize(
+    "include,exclude,want",
+    [
+        (None, None, {"encoder.0.fc1", "encoder.0.fc2", "encoder.1.fc1", "encoder.1.fc2", "head"}),
+        (None, ("head",), {"encoder.0.fc1", "encoder.0.fc2", "encoder.1.fc1", "encoder.1.fc2"}),
+        (None, "encoder.0.fc1", {"encoder.0.fc2", "encoder.1.fc1", "encoder.1.fc2", "head"}),
+        ("encoder.*", ["*.fc2"], {"encoder.0.fc1", "encoder.1.fc1"}),
+        (["small", "head"], None, {"small", "head"}),
+        (lambda name, module: module.out_features == 32, None, {"encoder.0.fc1", "encoder.1.fc1"}),
+        (None, lambda name, module: name.startswith("encoder"), {"head"}),
+    ],
+)
 def test_filters_work_at_any_depth(include, exclude, want):  # BR-041
     model = blocks()
     fp8amp.initialize(model, include=include, exclude=exclude)
@@ -118,8 +137,14 @@ def test_log_line_names_what_is_left(caplog):
 
 
 def test_modules_without_weights_or_bias():  # BR-043
-    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.LayerNorm(16, elementwise_affine=False), nn.LayerNorm(16, bias=False),
-                          nn.BatchNorm1d(16, affine=False), nn.MultiheadAttention(16, 2), nn.LazyLinear(3))
+    model = nn.Sequential(
+        nn.Linear(16, 16, bias=False),
+        nn.LayerNorm(16, elementwise_affine=False),
+        nn.LayerNorm(16, bias=False),
+        nn.BatchNorm1d(16, affine=False),
+        nn.MultiheadAttention(16, 2),
+        nn.LazyLinear(3),
+    )
     names = [n for n, _ in model.named_parameters()]
     fp8amp.initialize(model)
     assert [n for n, _ in model.named_parameters()] == names and converted(model) == ["0"]
@@ -157,7 +182,7 @@ class HuggingFaceConv1D(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x):
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(x.size()[:-1] + (self.nf,))
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view((*x.size()[:-1], self.nf))
 
 
 @pytest.fixture
@@ -193,8 +218,13 @@ def test_to_dense_is_stock_and_exact():
     model(X).sum().backward()
     before = snapshot(model, opt)
     plain = fp8amp.to_dense(model)
-    assert [type(m) for m in plain.modules()] == [type(m) for m in net().modules()] and vars(plain[0]).keys() == vars(net()[0]).keys()
-    assert all(type(p) is nn.Parameter and p.grad is None and torch.equal(p, dense(q)) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    assert [type(m) for m in plain.modules()] == [type(m) for m in net().modules()] and vars(plain[0]).keys() == vars(
+        net()[0]
+    ).keys()
+    assert all(
+        type(p) is nn.Parameter and p.grad is None and torch.equal(p, dense(q))
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True)
+    )
     assert unchanged(before, model) and is_fp8(model[0].weight.grad)
     fp8amp.initialize(plain)  # a dense copy may start again
     assert all(torch.equal(dense(p), dense(q)) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
@@ -206,7 +236,7 @@ def test_a_second_model_in_the_process_is_independent():  # BR-046
     assert torch.equal(a(X), fp8amp.initialize(net())(X)) and not torch.equal(a(X), b(X))
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------
 def wrapped():
     return nn.DataParallel(net())
 
@@ -224,23 +254,36 @@ class OwnAdam(torch.optim.AdamW):
 
 
 REFUSED = [
-    (lambda m: dict(opt_level="01"), ValueError, r"opt_level.*'O1', 'O2'.*'01'"), (lambda m: dict(opt_level="o2"), ValueError, "'o2'"),
-    (lambda m: dict(opt_level=None), ValueError, "None"), (lambda m: dict(opt_level=2), ValueError, "2"),
-    (lambda m: dict(model=[m, m]), TypeError, "model.*list"), (lambda m: dict(optimizer=[sgd(m)]), TypeError, "optimizer.*list"),
-    (lambda m: dict(optimizer=sgd(m)), TypeError, "SGD"), (lambda m: dict(optimizer=OwnAdam(m.parameters())), TypeError, "OwnAdam"),
+    (lambda m: dict(opt_level="01"), ValueError, r"opt_level.*'O1', 'O2'.*'01'"),
+    (lambda m: dict(opt_level="o2"), ValueError, "'o2'"),
+    (lambda m: dict(opt_level=None), ValueError, "None"),
+    (lambda m: dict(opt_level=2), ValueError, "2"),
+    (lambda m: dict(model=[m, m]), TypeError, "model.*list"),
+    (lambda m: dict(optimizer=[sgd(m)]), TypeError, "optimizer.*list"),
+    (lambda m: dict(optimizer=sgd(m)), TypeError, "SGD"),
+    (lambda m: dict(optimizer=OwnAdam(m.parameters())), TypeError, "OwnAdam"),
     (lambda m: dict(optimizer=torch.optim.AdamW(net().parameters())), ValueError, "no parameter of model"),
     (lambda m: dict(optimizer=amsgrad(m)), ValueError, "amsgrad"),
     (lambda m: dict(optimizer=torch.optim.AdamW(m.parameters(), differentiable=True)), ValueError, "differentiable"),
     (lambda m: dict(model=nn.Sequential(nn.LayerNorm(4), nn.ReLU())), ValueError, "no nn.Linear"),
-    (lambda m: dict(model=nn.Sequential(nn.Linear(4, 4))), ValueError, "4 columns"), (lambda m: dict(include="nothing"), ValueError, "not included"),
-    (lambda m: dict(model=wrapped()), ValueError, "DataParallel"), (lambda m: dict(model=torch.compile(m)), ValueError, "torch.compile"),
-    (lambda m: dict(recipe="current"), TypeError, "'current'"), (lambda m: dict(recipe=fp8amp.CurrentScaling), TypeError, "recipe"),
-    (lambda m: dict(include=3), TypeError, "include.*3"), (lambda m: dict(exclude=[1]), TypeError, r"exclude.*\[1\]"),
-    (lambda m: dict(master_rounding="up"), ValueError, "master_rounding.*'up'"), (lambda m: dict(moment_rounding=1.0), ValueError, "1.0"),
-    (lambda m: dict(second_moment_rounding="x"), ValueError, "second_moment_rounding"), (lambda m: dict(seed=-1), ValueError, "seed.*-1"),
-    (lambda m: dict(gemm="bf16"), ValueError, "gemm.*'bf16'"), (lambda m: dict(grad_format=torch.float16), ValueError, "grad_format.*float16"),
-    (lambda m: dict(exp_avg_format=torch.float16), ValueError, "exp_avg_format"), (lambda m: dict(exp_avg_sq_format="fp8"), ValueError, "'fp8'"),
-    (lambda m: dict(master_format=torch.bfloat16), ValueError, "master_format.*bfloat16")]
+    (lambda m: dict(model=nn.Sequential(nn.Linear(4, 4))), ValueError, "4 columns"),
+    (lambda m: dict(include="nothing"), ValueError, "not included"),
+    (lambda m: dict(model=wrapped()), ValueError, "DataParallel"),
+    (lambda m: dict(model=torch.compile(m)), ValueError, "torch.compile"),
+    (lambda m: dict(recipe="current"), TypeError, "'current'"),
+    (lambda m: dict(recipe=fp8amp.CurrentScaling), TypeError, "recipe"),
+    (lambda m: dict(include=3), TypeError, "include.*3"),
+    (lambda m: dict(exclude=[1]), TypeError, r"exclude.*\[1\]"),
+    (lambda m: dict(master_rounding="up"), ValueError, "master_rounding.*'up'"),
+    (lambda m: dict(moment_rounding=1.0), ValueError, "1.0"),
+    (lambda m: dict(second_moment_rounding="x"), ValueError, "second_moment_rounding"),
+    (lambda m: dict(seed=-1), ValueError, "seed.*-1"),
+    (lambda m: dict(gemm="bf16"), ValueError, "gemm.*'bf16'"),
+    (lambda m: dict(grad_format=torch.float16), ValueError, "grad_format.*float16"),
+    (lambda m: dict(exp_avg_format=torch.float16), ValueError, "exp_avg_format"),
+    (lambda m: dict(exp_avg_sq_format="fp8"), ValueError, "'fp8'"),
+    (lambda m: dict(master_format=torch.bfloat16), ValueError, "master_format.*bfloat16"),
+]
 
 
 @pytest.mark.parametrize("make,error,text", REFUSED)
@@ -253,7 +296,11 @@ def test_refusals_name_the_argument_and_change_nothing(make, error, text):
     with pytest.raises(error, match=text), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fp8amp.initialize(**{"model": model, "optimizer": opt, **make(model)})
-    assert unchanged(before, model, opt) and [type(m) for m in model.modules()] == classes and type(opt) is torch.optim.AdamW
+    assert (
+        unchanged(before, model, opt)
+        and [type(m) for m in model.modules()] == classes
+        and type(opt) is torch.optim.AdamW
+    )
     opt.zero_grad()
     model(X).sum().backward()
     opt.step()
@@ -264,7 +311,7 @@ def test_twice_is_refused():  # BR-046
     opt = torch.optim.AdamW(model.parameters())
     fp8amp.initialize(model, opt, "O2")
     for again in (model, nn.Sequential(model), copy.deepcopy(model)):
-        with pytest.raises(ValueError, match="already.*O2"):
+        with pytest.raises(ValueError, match=r"already.*O2"):
             fp8amp.initialize(again, opt, "O2")
     train(model, opt, 1)
 

@@ -2,16 +2,15 @@
 
 import math
 
+import fp8amp
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import linear as stock_linear
-from twins import E4M3, E5M2, batch, code, dense, is_fp8, same
-
-import fp8amp
 from fp8amp import _ops
 from fp8amp.nn import Conv1D, Linear
 from fp8amp.nn.functional import linear
+from torch import nn
+from torch.nn.functional import linear as stock_linear
+from twins import E4M3, E5M2, batch, code, dense, is_fp8, same
 
 
 def layer(inside=17, outside=5, bias=True, seed=0, **options):
@@ -33,7 +32,9 @@ def reference(x, w, b, dy):
     return xq @ wq.t() + b.double(), gq @ wq, gq.t() @ xq, dy.double().sum(0)
 
 
-@pytest.mark.parametrize("rows,inside,outside", [(1, 17, 5), (3, 17, 5), (15, 64, 48), (16, 64, 48), (17, 33, 31), (64, 128, 96)])
+@pytest.mark.parametrize(
+    "rows,inside,outside", [(1, 17, 5), (3, 17, 5), (15, 64, 48), (16, 64, 48), (17, 33, 31), (64, 128, 96)]
+)
 def test_forward_and_backward_against_float64_on_quantised_operands(rows, inside, outside):  # BR-028, BR-029
     m, x, dy = layer(inside, outside), batch(1, rows, inside).requires_grad_(), batch(2, rows, outside)
     w = dense(m.weight)
@@ -41,7 +42,9 @@ def test_forward_and_backward_against_float64_on_quantised_operands(rows, inside
     out = m(x)
     out.backward(dy)
     assert out.shape == (rows, outside) and is_fp8(m.weight.grad) and m.weight.grad.shape == (outside, inside)
-    assert torch.allclose(out.double(), y, atol=2e-5, rtol=1e-5) and torch.allclose(x.grad.double(), dx, atol=2e-5, rtol=1e-5)
+    assert torch.allclose(out.double(), y, atol=2e-5, rtol=1e-5) and torch.allclose(
+        x.grad.double(), dx, atol=2e-5, rtol=1e-5
+    )
     assert torch.allclose(m.bias.grad.double(), db, atol=1e-5)
     assert torch.allclose(dense(m.weight.grad), cast(dw.float(), E4M3), rtol=0.07, atol=1e-5)
     bound = 0.20 * (dy.abs().t() @ x.detach().abs()) + 2.0**-9 * float(m.weight.grad.scale_inv)
@@ -57,7 +60,9 @@ def test_every_input_shape(shape):  # BR-031, BR-032
     y.square().sum().backward()
     z = flat(b)
     z.square().sum().backward()
-    assert y.shape == (*shape[:-1], 5) and torch.equal(y.reshape(-1, 5), z) and torch.equal(a.grad.reshape(-1, 17), b.grad)
+    assert (
+        y.shape == (*shape[:-1], 5) and torch.equal(y.reshape(-1, 5), z) and torch.equal(a.grad.reshape(-1, 17), b.grad)
+    )
     assert same(m.weight.grad, flat.weight.grad) and torch.equal(m.bias.grad, flat.bias.grad)
     if not x.numel():
         assert not dense(m.weight.grad).any() and float(m.weight.grad.scale_inv) == 1.0
@@ -82,7 +87,12 @@ def test_dtypes_of_input_and_bias(x_dtype, bias_dtype):  # BR-050
     x = batch(1, 8, 32).to(x_dtype).requires_grad_()
     y = m(x)
     y.sum().backward()
-    assert (y.dtype, x.grad.dtype, m.bias.grad.dtype, m.weight.grad.dtype) == (x_dtype, x_dtype, bias_dtype, torch.float32)
+    assert (y.dtype, x.grad.dtype, m.bias.grad.dtype, m.weight.grad.dtype) == (
+        x_dtype,
+        x_dtype,
+        bias_dtype,
+        torch.float32,
+    )
     want = cast(x.detach(), E4M3).double() @ cast(dense(m.weight), E4M3).double().t() + m.bias.detach().double()
     one_rounding = torch.finfo(x_dtype if x_dtype is not torch.float64 else torch.float32).eps
     assert torch.allclose(y.double(), want, rtol=one_rounding, atol=2e-6 + one_rounding / 8)
@@ -95,7 +105,9 @@ def test_autocast_decides_the_output_dtype():  # BR-051
         z = m(batch())
     assert y.dtype is torch.bfloat16 and z.dtype is torch.bfloat16
     z.float().sum().backward()
-    assert is_fp8(m[0].weight.grad) and m[0].weight.grad.dtype is torch.float32 and m[0].bias.grad.dtype is torch.float32
+    assert (
+        is_fp8(m[0].weight.grad) and m[0].weight.grad.dtype is torch.float32 and m[0].bias.grad.dtype is torch.float32
+    )
 
 
 def test_hand_made_scales_are_all_used():  # BR-017
@@ -112,7 +124,9 @@ def test_zero_rows_give_the_bias_and_leave_the_others_alone():  # BR-001, BR-002
     z = x.clone()
     z[3:5] = 0
     w = m(z)
-    assert torch.equal(w[3:5], m.bias.detach().expand(2, 24)) and torch.equal(w[:3], y[:3]) and torch.equal(w[5:], y[5:])
+    assert (
+        torch.equal(w[3:5], m.bias.detach().expand(2, 24)) and torch.equal(w[:3], y[:3]) and torch.equal(w[5:], y[5:])
+    )
     assert torch.equal(m(torch.zeros(4, 32)), m.bias.detach().expand(4, 24))
 
 
@@ -128,7 +142,9 @@ def test_zero_initialised_layers_train(level):  # BR-003
     assert all(torch.isfinite(dense(p)).all() for p in m.parameters())
 
 
-@pytest.mark.parametrize("weight_grad,input_grad,gemms", [(True, True, 3), (False, True, 2), (True, False, 2), (False, False, 1)])
+@pytest.mark.parametrize(
+    "weight_grad,input_grad,gemms", [(True, True, 3), (False, True, 2), (True, False, 2), (False, False, 1)]
+)
 def test_only_the_gemms_that_are_needed_run(monkeypatch, weight_grad, input_grad, gemms):  # BR-057
     count, original = [], _ops.gemm
     monkeypatch.setattr(_ops, "gemm", lambda *a, **k: (count.append(1), original(*a, **k))[1])
@@ -160,10 +176,17 @@ def test_fp8_weight_is_made_once_per_version_and_never_stale(monkeypatch):  # BR
     m, x = layer(16, 16, bias=False), torch.eye(16)
     opt = torch.optim.SGD(m.parameters(), lr=0.5)
     other = layer(16, 16, bias=False, seed=9).state_dict()
-    changes = [lambda: (m(x).sum().backward(), opt.step()), lambda: m.weight.data.copy_(torch.ones(16, 16)),
-               lambda: m.load_state_dict(other), lambda: m.load_state_dict(other, assign=True), lambda: m.weight.data.mul_(2),
-               lambda: m.weight.data[1].zero_(), lambda: setattr(m.weight, "data", 0.5 * torch.eye(16)),
-               lambda: nn.init.normal_(m.weight), lambda: m.weight.payload.fill_(1.0)]
+    changes = [
+        lambda: (m(x).sum().backward(), opt.step()),
+        lambda: m.weight.data.copy_(torch.ones(16, 16)),
+        lambda: m.load_state_dict(other),
+        lambda: m.load_state_dict(other, assign=True),
+        lambda: m.weight.data.mul_(2),
+        lambda: m.weight.data[1].zero_(),
+        lambda: setattr(m.weight, "data", 0.5 * torch.eye(16)),
+        lambda: nn.init.normal_(m.weight),
+        lambda: m.weight.payload.fill_(1.0),
+    ]
     made, original = [], _ops.quantize
     monkeypatch.setattr(_ops, "quantize", lambda *a, **k: (made.append(a), original(*a, **k))[1])
     for change in changes:
@@ -177,7 +200,9 @@ def test_fp8_weight_is_made_once_per_version_and_never_stale(monkeypatch):  # BR
         y.sum().backward()
         w = cast(dense(m.weight), E4M3)
         if change is not changes[-1]:  # a write past every wrapper still counts, through the payload's version
-            assert torch.allclose(y, w.t(), rtol=1e-6) and torch.allclose(z.grad, w.sum(0).expand(16, 16), rtol=1e-5, atol=1e-5)
+            assert torch.allclose(y, w.t(), rtol=1e-6) and torch.allclose(
+                z.grad, w.sum(0).expand(16, 16), rtol=1e-5, atol=1e-5
+            )
         m.zero_grad()
 
 
@@ -221,21 +246,29 @@ def test_subclass_of_linear_with_its_attributes():  # BR-055
 
 def test_operand_formats(monkeypatch):  # BR-130
     seen, original = [], _ops.gemm
-    monkeypatch.setattr(_ops, "gemm", lambda a, sa, b, sb, **k: (seen.append((a.dtype, b.dtype)), original(a, sa, b, sb, **k))[1])
+    monkeypatch.setattr(
+        _ops, "gemm", lambda a, sa, b, sb, **k: (seen.append((a.dtype, b.dtype)), original(a, sa, b, sb, **k))[1]
+    )
     m = layer(16, 16)
     m(batch().requires_grad_()).sum().backward()
     assert seen == [(E4M3, E4M3), (E5M2, E4M3), (E5M2, E4M3)] and m.weight.grad.format is E4M3
     assert m.weight.grad.payload.nbytes == 256 and code(m.weight.grad.payload).dtype is torch.uint8
 
 
-@pytest.mark.parametrize("call,error,text", [
-    (lambda m: m(torch.ones(3, 16)), ValueError, r"17.*\(3, 16\)"), (lambda m: m(torch.tensor(1.0)), ValueError, r"\(\)"),
-    (lambda m: m(torch.ones(3, 17, dtype=torch.int64)), TypeError, "int64"), (lambda m: m([1.0]), TypeError, "list"),
-    (lambda m: m(torch.ones(3, 17, device="meta")), ValueError, "meta"),
-    (lambda m: linear(torch.ones(3, 17), m.weight, torch.ones(4)), ValueError, r"\(5,\).*\(4,\)"),
-    (lambda m: linear(torch.ones(3, 17), torch.ones(17)), ValueError, r"2-D.*\(17,\)"),
-    (lambda m: linear(torch.ones(3, 17), m.weight, recipe=fp8amp.DelayedScaling()), ValueError, "DelayedScaling"),
-    (lambda m: linear(torch.ones(3, 17), m.weight, recipe="current"), TypeError, "'current'")])
+@pytest.mark.parametrize(
+    "call,error,text",
+    [
+        (lambda m: m(torch.ones(3, 16)), ValueError, r"17.*\(3, 16\)"),
+        (lambda m: m(torch.tensor(1.0)), ValueError, r"\(\)"),
+        (lambda m: m(torch.ones(3, 17, dtype=torch.int64)), TypeError, "int64"),
+        (lambda m: m([1.0]), TypeError, "list"),
+        (lambda m: m(torch.ones(3, 17, device="meta")), ValueError, "meta"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, torch.ones(4)), ValueError, r"\(5,\).*\(4,\)"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(17)), ValueError, r"2-D.*\(17,\)"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, recipe=fp8amp.DelayedScaling()), ValueError, "DelayedScaling"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, recipe="current"), TypeError, "'current'"),
+    ],
+)
 def test_bad_arguments_are_named(call, error, text):
     with pytest.raises(error, match=text):
         call(layer())

@@ -1,12 +1,12 @@
-"""fp8amp.quantize against torch's own casts after clamping, and the cases of the field reports (BR-xxx) on scales and conversion."""
+"""fp8amp.quantize against torch's own casts after clamping, and the cases of the field reports (BR-xxx) on scales and
+conversion."""
 
 import math
 
+import fp8amp
 import pytest
 import torch
 from twins import E4M3, E5M2, FP16, MAX, code
-
-import fp8amp
 
 FORMATS = [E4M3, E5M2, FP16]
 
@@ -46,7 +46,9 @@ def test_zero_and_empty_tensors_have_scale_one(format, shape):  # BR-001, BR-034
     assert q.shape == shape and float(q.scale_inv) == 1.0 and not q.dequantize().any() and not code(q.payload).any()
 
 
-@pytest.mark.parametrize("value,format", [(1e-30, E4M3), (1e-37, E4M3), (1e-38, E4M3), (2.0**-149, E4M3), (1e-35, E5M2), (1e-35, FP16)])
+@pytest.mark.parametrize(
+    "value,format", [(1e-30, E4M3), (1e-37, E4M3), (1e-38, E4M3), (2.0**-149, E4M3), (1e-35, E5M2), (1e-35, FP16)]
+)
 @pytest.mark.parametrize("rule", ["power_of_two", "exact"])
 def test_tiny_amax_keeps_a_finite_normal_scale(value, format, rule):  # BR-004
     q = fp8amp.quantize(torch.full((16,), value), format, scale_rounding=rule)
@@ -63,9 +65,26 @@ def test_fp16_source_is_multiplied_in_fp32():  # BR-006
     assert fp8amp.quantize(half, E4M3).dequantize(torch.float32).item() == 7.62939453125e-06
 
 
-@pytest.mark.parametrize("x,want", [(448, 448), (464, 448), (464.01, 448), (465, 448), (500, 448), (1e30, 448), (math.inf, 448),
-                                    (-math.inf, -448), (17, 16), (19, 20), (1.0625, 1.0), (1.1875, 1.25), (2.0**-10, 0.0),
-                                    (2.0**-10 + 2.0**-20, 2.0**-9), (1.0625 + 2.0**-13, 1.125)])
+@pytest.mark.parametrize(
+    "x,want",
+    [
+        (448, 448),
+        (464, 448),
+        (464.01, 448),
+        (465, 448),
+        (500, 448),
+        (1e30, 448),
+        (math.inf, 448),
+        (-math.inf, -448),
+        (17, 16),
+        (19, 20),
+        (1.0625, 1.0),
+        (1.1875, 1.25),
+        (2.0**-10, 0.0),
+        (2.0**-10 + 2.0**-20, 2.0**-9),
+        (1.0625 + 2.0**-13, 1.125),
+    ],
+)
 def test_e4m3_saturates_and_rounds_once(x, want):  # BR-007, BR-008, BR-010
     assert fp8amp.quantize(torch.tensor([float(x)]), scale=1.0).dequantize().item() == want
 
@@ -90,16 +109,25 @@ def test_one_bad_element_shows_in_amax_and_not_in_the_scale(place, bad):  # BR-0
     x[place] = bad
     assert not math.isfinite(float(torch.ops.fp8amp.amax(x)))
     q = fp8amp.quantize(x)
-    assert math.isfinite(float(q.scale_inv)) and float(q.scale_inv) > 0 and torch.equal(q.dequantize().isnan(), x.isnan())
+    assert (
+        math.isfinite(float(q.scale_inv)) and float(q.scale_inv) > 0 and torch.equal(q.dequantize().isnan(), x.isnan())
+    )
 
 
 def test_amax_is_of_absolute_values():  # BR-105
     assert float(torch.ops.fp8amp.amax(torch.tensor([-3.0, 1.0]))) == 3.0
 
 
-@pytest.mark.parametrize("view", [
-    lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[1:, 3:], lambda x: x[:1].expand(4, 24),
-    lambda x: x.reshape(2, 3, 2, 24).contiguous(memory_format=torch.channels_last)])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x[:, ::2],
+        lambda x: x[1:, 3:],
+        lambda x: x[:1].expand(4, 24),
+        lambda x: x.reshape(2, 3, 2, 24).contiguous(memory_format=torch.channels_last),
+    ],
+)
 @pytest.mark.parametrize("format", FORMATS)
 def test_strides_do_not_matter(view, format):  # BR-035
     x = view(torch.randn(12, 24, generator=torch.Generator().manual_seed(3)))
@@ -118,7 +146,9 @@ def test_a_scaled_tensor_is_cast_again_by_value():
 @pytest.mark.parametrize("format", FORMATS)
 def test_stochastic_rounding_is_unbiased_seeded_and_between_its_neighbours(format):
     x = torch.full((20000,), 1.0 + 2.0**-12 + 0.3 * 2.0**-10)
-    one, two, other = (fp8amp.quantize(x, format, scale=1.0, rounding="stochastic", seed=s).dequantize() for s in (5, 5, 6))
+    one, two, other = (
+        fp8amp.quantize(x, format, scale=1.0, rounding="stochastic", seed=s).dequantize() for s in (5, 5, 6)
+    )
     assert torch.equal(one, two) and not torch.equal(one, other)
     step = {E4M3: 2.0**-3, E5M2: 2.0**-2, FP16: 2.0**-10}[format]
     assert set(one.tolist()) <= {1.0, 1.0 + step}
@@ -130,16 +160,27 @@ def test_stochastic_rounding_never_leaves_the_format():
     assert torch.equal(q.dequantize(), torch.full((4096,), 448.0))
 
 
-@pytest.mark.parametrize("kwargs,error,text", [
-    (dict(x=[1.0]), TypeError, "x must be a torch.Tensor, got list"),
-    (dict(x=torch.ones(2, dtype=torch.int64)), TypeError, "int64"),
-    (dict(x=torch.ones(2, dtype=torch.float64)), TypeError, "float64"),
-    (dict(x=torch.ones(2).to_sparse()), TypeError, "sparse"),
-    (dict(format="e3m4"), ValueError, "'e3m4'"), (dict(format=torch.float32), ValueError, "float32"),
-    (dict(scale=0.0), ValueError, "0.0"), (dict(scale=math.nan), ValueError, "nan"), (dict(scale=-1.0), ValueError, "-1"),
-    (dict(scale=torch.ones(2)), ValueError, r"\(2,\)"), (dict(scale="1"), TypeError, "str"),
-    (dict(scale_rounding="nearest"), ValueError, "'nearest'"), (dict(rounding="up"), ValueError, "'up'"),
-    (dict(seed=-1), ValueError, "-1"), (dict(seed=1.5), ValueError, "1.5"), (dict(dtype=torch.int8), TypeError, "int8")])
+@pytest.mark.parametrize(
+    "kwargs,error,text",
+    [
+        (dict(x=[1.0]), TypeError, "x must be a torch.Tensor, got list"),
+        (dict(x=torch.ones(2, dtype=torch.int64)), TypeError, "int64"),
+        (dict(x=torch.ones(2, dtype=torch.float64)), TypeError, "float64"),
+        (dict(x=torch.ones(2).to_sparse()), TypeError, "sparse"),
+        (dict(format="e3m4"), ValueError, "'e3m4'"),
+        (dict(format=torch.float32), ValueError, "float32"),
+        (dict(scale=0.0), ValueError, "0.0"),
+        (dict(scale=math.nan), ValueError, "nan"),
+        (dict(scale=-1.0), ValueError, "-1"),
+        (dict(scale=torch.ones(2)), ValueError, r"\(2,\)"),
+        (dict(scale="1"), TypeError, "str"),
+        (dict(scale_rounding="nearest"), ValueError, "'nearest'"),
+        (dict(rounding="up"), ValueError, "'up'"),
+        (dict(seed=-1), ValueError, "-1"),
+        (dict(seed=1.5), ValueError, "1.5"),
+        (dict(dtype=torch.int8), TypeError, "int8"),
+    ],
+)
 def test_bad_arguments_are_named(kwargs, error, text):
     with pytest.raises(error, match=text):
         fp8amp.quantize(**{"x": torch.ones(2), **kwargs})

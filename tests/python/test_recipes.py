@@ -3,16 +3,20 @@
 import copy
 import math
 
+import fp8amp
 import pytest
 import torch
+from fp8amp import ConstantScaling, CurrentScaling, DelayedScaling
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from twins import batch, dense, net, same, snapshot, train, trainer, unchanged
 
-import fp8amp
-from fp8amp import ConstantScaling, CurrentScaling, DelayedScaling
-
-RECIPES = [CurrentScaling(), CurrentScaling(margin=1, scale_rounding="exact"), DelayedScaling(history=3), ConstantScaling(bias=4)]
+RECIPES = [
+    CurrentScaling(),
+    CurrentScaling(margin=1, scale_rounding="exact"),
+    DelayedScaling(history=3),
+    ConstantScaling(bias=4),
+]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -125,9 +129,15 @@ def test_histories_are_saved_and_missing_ones_are_no_error():  # BR-027, BR-099
 
 def test_margin_and_exact_scales_reach_the_cast(monkeypatch):
     seen, original = [], fp8amp._ops.gemm
-    monkeypatch.setattr(fp8amp._ops, "gemm", lambda a, sa, b, sb, **k: (seen.append(float(sa)), original(a, sa, b, sb, **k))[1])
-    for recipe, want in ((CurrentScaling(), 2.0**-7), (CurrentScaling(margin=2), 2.0**-5), (CurrentScaling(scale_rounding="exact"), 3 / 448),
-                         (ConstantScaling(bias=5), 2.0**-5)):
+    monkeypatch.setattr(
+        fp8amp._ops, "gemm", lambda a, sa, b, sb, **k: (seen.append(float(sa)), original(a, sa, b, sb, **k))[1]
+    )
+    for recipe, want in (
+        (CurrentScaling(), 2.0**-7),
+        (CurrentScaling(margin=2), 2.0**-5),
+        (CurrentScaling(scale_rounding="exact"), 3 / 448),
+        (ConstantScaling(bias=5), 2.0**-5),
+    ):
         model = nn.Linear(16, 16)
         fp8amp.initialize(model, recipe=recipe)
         seen.clear()
@@ -137,18 +147,30 @@ def test_margin_and_exact_scales_reach_the_cast(monkeypatch):
 
 def test_gradient_bias_of_the_constant_recipe(monkeypatch):
     seen, original = [], fp8amp._ops.gemm
-    monkeypatch.setattr(fp8amp._ops, "gemm", lambda a, sa, b, sb, **k: (seen.append((float(sa), float(sb))), original(a, sa, b, sb, **k))[1])
+    monkeypatch.setattr(
+        fp8amp._ops,
+        "gemm",
+        lambda a, sa, b, sb, **k: (seen.append((float(sa), float(sb))), original(a, sa, b, sb, **k))[1],
+    )
     model = nn.Linear(16, 16)
     fp8amp.initialize(model, recipe=ConstantScaling(bias=1, gradient_bias=8))
     model(batch()).sum().backward()
     assert seen == [(0.5, 0.5), (2.0**-8, 0.5)]
 
 
-@pytest.mark.parametrize("make,error,text", [
-    (lambda: DelayedScaling(history=0), ValueError, "history.*0"), (lambda: DelayedScaling(history=1.5), TypeError, "1.5"),
-    (lambda: DelayedScaling(margin=99), ValueError, "margin.*99"), (lambda: CurrentScaling(margin="1"), TypeError, "'1'"),
-    (lambda: CurrentScaling(scale_rounding="up"), ValueError, "'up'"), (lambda: ConstantScaling(bias=40), ValueError, "40"),
-    (lambda: ConstantScaling(bias=1, gradient_bias=True), TypeError, "True"), (lambda: ConstantScaling(), TypeError, "bias")])
+@pytest.mark.parametrize(
+    "make,error,text",
+    [
+        (lambda: DelayedScaling(history=0), ValueError, "history.*0"),
+        (lambda: DelayedScaling(history=1.5), TypeError, "1.5"),
+        (lambda: DelayedScaling(margin=99), ValueError, "margin.*99"),
+        (lambda: CurrentScaling(margin="1"), TypeError, "'1'"),
+        (lambda: CurrentScaling(scale_rounding="up"), ValueError, "'up'"),
+        (lambda: ConstantScaling(bias=40), ValueError, "40"),
+        (lambda: ConstantScaling(bias=1, gradient_bias=True), TypeError, "True"),
+        (lambda: ConstantScaling(), TypeError, "bias"),
+    ],
+)
 def test_bad_arguments_are_named(make, error, text):
     with pytest.raises(error, match=text):
         make()

@@ -6,14 +6,13 @@ import math
 import pickle
 import warnings
 
+import fp8amp
 import pytest
 import torch
-from torch import nn
-from twins import E4M3, E5M2, FP16, batch, dense, is_fp8, net, same
-
-import fp8amp
 from fp8amp import ScaledTensor
 from fp8amp.scaled_tensor import version
+from torch import nn
+from twins import E4M3, E5M2, FP16, batch, dense, is_fp8, net, same
 
 X = batch()
 
@@ -38,18 +37,36 @@ def close(a, b, tolerance):
 
 def test_parameter_looks_like_the_one_it_replaces(weight):
     assert isinstance(weight, nn.Parameter) and isinstance(weight, torch.Tensor) and weight.dtype is torch.float32
-    assert weight.is_leaf and weight.requires_grad and weight.shape == (32, 16) and weight.format is FP16 and power_of_two(weight)
+    assert (
+        weight.is_leaf
+        and weight.requires_grad
+        and weight.shape == (32, 16)
+        and weight.format is FP16
+        and power_of_two(weight)
+    )
     assert close(weight, net()[0].weight, 2.0**-11) and float(weight.scale) == 1.0 / float(weight.scale_inv)
 
 
 WRITES = [
-    lambda w: w.data.mul_(3.0), lambda w: w.data.div_(3.0), lambda w: w.data.add_(0.5), lambda w: w.data[0].zero_(),
-    lambda w: [row.fill_(0.01) for row in w.data], lambda w: nn.init.normal_(w, std=0.02), lambda w: w.data.copy_(torch.ones(32, 16)),
-    lambda w: w.data.view(-1).clamp_(-0.01, 0.01), lambda w: w.data.t().mul_(2.5), lambda w: setattr(w, "data", torch.ones(32, 16)),
-    lambda w: w.data.lerp_(torch.ones(32, 16), 0.25), lambda w: torch._foreach_add_([w.data], 1.0),
-    lambda w: torch.add(w.detach(), 1.0, out=w.data), lambda w: w.data.t()[3].copy_(torch.arange(32.0)),
-    lambda w: nn.utils.vector_to_parameters(torch.arange(512.0), [w]), lambda w: w.data.masked_fill_(w.data.dequantize() > 0, 0.5),
-    lambda w: w.data.index_fill_(0, torch.tensor([1, 5]), 2.0), lambda w: w.data[::2, 1:].neg_()]
+    lambda w: w.data.mul_(3.0),
+    lambda w: w.data.div_(3.0),
+    lambda w: w.data.add_(0.5),
+    lambda w: w.data[0].zero_(),
+    lambda w: [row.fill_(0.01) for row in w.data],
+    lambda w: nn.init.normal_(w, std=0.02),
+    lambda w: w.data.copy_(torch.ones(32, 16)),
+    lambda w: w.data.view(-1).clamp_(-0.01, 0.01),
+    lambda w: w.data.t().mul_(2.5),
+    lambda w: setattr(w, "data", torch.ones(32, 16)),
+    lambda w: w.data.lerp_(torch.ones(32, 16), 0.25),
+    lambda w: torch._foreach_add_([w.data], 1.0),
+    lambda w: torch.add(w.detach(), 1.0, out=w.data),
+    lambda w: w.data.t()[3].copy_(torch.arange(32.0)),
+    lambda w: nn.utils.vector_to_parameters(torch.arange(512.0), [w]),
+    lambda w: w.data.masked_fill_(w.data.dequantize() > 0, 0.5),
+    lambda w: w.data.index_fill_(0, torch.tensor([1, 5]), 2.0),
+    lambda w: w.data[::2, 1:].neg_(),
+]
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -96,12 +113,20 @@ def test_multiplying_a_value_moves_the_scale_alone():  # BR-087
     assert same(payload, g.payload) and torch.allclose(dense(g), before * 0.15)
 
 
-@pytest.mark.parametrize("cast,dtype", [("half", torch.float16), ("bfloat16", torch.bfloat16), ("double", torch.float64), ("float", torch.float32)])
+@pytest.mark.parametrize(
+    "cast,dtype",
+    [("half", torch.float16), ("bfloat16", torch.bfloat16), ("double", torch.float64), ("float", torch.float32)],
+)
 def test_module_casts_change_the_label_alone(model, cast, dtype):
     weight, payload, calls = model[0].weight, model[0].weight.payload.clone(), []
     handle = weight.register_post_accumulate_grad_hook(lambda p: calls.append(p))
     getattr(model, cast)()
-    assert model[0].weight is weight and weight.dtype is dtype and same(weight.payload, payload) and model[0].bias.dtype is dtype
+    assert (
+        model[0].weight is weight
+        and weight.dtype is dtype
+        and same(weight.payload, payload)
+        and model[0].bias.dtype is dtype
+    )
     model(X.to(dtype)).sum().backward()
     assert len(calls) == 1 and is_fp8(weight.grad) and weight.grad.dtype is dtype
     handle.remove()
@@ -133,8 +158,14 @@ def test_deepcopy_is_independent_and_complete(model):  # BR-052
     assert is_fp8(twin[0].weight.grad), "the copy compresses its gradients too"
 
 
-@pytest.mark.parametrize("make", [lambda: fp8amp.quantize(batch(), E4M3), lambda: fp8amp.quantize(batch(), E5M2, dtype=torch.bfloat16),
-                                  lambda: fp8amp.initialize(net())[0].weight])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fp8amp.quantize(batch(), E4M3),
+        lambda: fp8amp.quantize(batch(), E5M2, dtype=torch.bfloat16),
+        lambda: fp8amp.initialize(net())[0].weight,
+    ],
+)
 def test_pickle_and_weights_only_load(make, tmp_path):  # BR-097, BR-098
     t = make()
     t.tag = "kept"
@@ -158,11 +189,24 @@ def test_a_whole_model_pickles(model):
 
 def test_usual_tensor_methods_work(weight):  # BR-054, BR-093
     w = weight.detach()
-    assert w.view(-1).shape == (512,) and w.reshape(8, 64).shape == (8, 64) and w[0, 0].item() == float(w.dequantize()[0, 0])
+    assert (
+        w.view(-1).shape == (512,)
+        and w.reshape(8, 64).shape == (8, 64)
+        and w[0, 0].item() == float(w.dequantize()[0, 0])
+    )
     assert (w.numel(), w.size(), w.dim(), w.is_contiguous(), w.element_size()) == (512, (32, 16), 2, True, 4)
-    assert w.device.type == "cpu" and same(w.clone(), w) and same(w.cpu(), w) and w.to(torch.bfloat16).dtype is torch.bfloat16
+    assert (
+        w.device.type == "cpu"
+        and same(w.clone(), w)
+        and same(w.cpu(), w)
+        and w.to(torch.bfloat16).dtype is torch.bfloat16
+    )
     assert w.numpy().shape == (32, 16) and len(w.tolist()) == 32 and torch.from_dlpack(w).shape == w.shape
-    assert type(w.new_zeros(3)) is torch.Tensor and type(torch.empty_like(w)) is torch.Tensor and torch.equal(w == w, torch.ones(32, 16) > 0)
+    assert (
+        type(w.new_zeros(3)) is torch.Tensor
+        and type(torch.empty_like(w)) is torch.Tensor
+        and torch.equal(w == w, torch.ones(32, 16) > 0)
+    )
     assert type(w + 1) is torch.Tensor and type(w @ w.t()) is torch.Tensor and type(w.to(torch.int32)) is torch.Tensor
     assert torch.equal(torch.cat([w, w])[:32], dense(w)) and isinstance(w.unsqueeze(0).expand(2, 32, 16), ScaledTensor)
     assert "ScaledTensor" in repr(w) and len(w.unbind()) == 32 and w.split(16)[1].shape == (16, 16)
@@ -193,7 +237,9 @@ def test_inference_mode_and_no_grad(model):
 
 def test_swa_average_of_dense_copies_moves():
     model = fp8amp.initialize(net())
-    average = torch.optim.swa_utils.AveragedModel(fp8amp.to_dense(model), multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    average = torch.optim.swa_utils.AveragedModel(
+        fp8amp.to_dense(model), multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
     average.update_parameters(model)
     average.update_parameters(model)
     assert type(average.module[0].weight) is nn.Parameter and close(average.module[0].weight, model[0].weight, 1e-6)
@@ -201,6 +247,7 @@ def test_swa_average_of_dense_copies_moves():
 
 def test_stock_collectives_are_refused(weight, tmp_path):
     import torch.distributed as dist
+
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with warnings.catch_warnings(), pytest.raises(NotImplementedError, match="ScaledTensor"):
@@ -210,9 +257,15 @@ def test_stock_collectives_are_refused(weight, tmp_path):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("optimizer", [
-    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda p: torch.optim.AdamW(p, 1e-2, foreach=True),
-    lambda p: torch.optim.AdamW(p, 1e-2, foreach=False), lambda p: torch.optim.AdamW(p, 1e-2, fused=True)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        lambda p: torch.optim.AdamW(p, 1e-2, foreach=True),
+        lambda p: torch.optim.AdamW(p, 1e-2, foreach=False),
+        lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    ],
+)
 def test_stock_optimizers_work_on_it(model, optimizer):
     twin = net()
     for m in (model, twin):

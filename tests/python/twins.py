@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 import fp8amp
+import torch
 from fp8amp import ScaledTensor
+from torch import Tensor, nn
 
 E4M3, E5M2, FP16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float16
 MAX = {E4M3: 448.0, E5M2: 57344.0, FP16: 65504.0}
@@ -54,8 +53,12 @@ def same(a: Tensor, b: Tensor) -> bool:
     """Equal bit for bit: payload, scale, format, and NaN to NaN."""
     a, b = a.detach(), b.detach()
     if isinstance(a, ScaledTensor) or isinstance(b, ScaledTensor):
-        return (type(a) is type(b) and a.format is b.format and torch.equal(code(a.payload), code(b.payload))
-                and torch.equal(a.scale_inv, b.scale_inv))
+        return (
+            type(a) is type(b)
+            and a.format is b.format
+            and torch.equal(code(a.payload), code(b.payload))
+            and torch.equal(a.scale_inv, b.scale_inv)
+        )
     return a.dtype is b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
@@ -65,7 +68,9 @@ def same_training_state(a: tuple[nn.Module, Any], b: tuple[nn.Module, Any]) -> b
     for p, q in pairs:
         if not same(p, q) or opt_a.state[p].keys() != opt_b.state[q].keys():
             return False
-        if not all(same(opt_a.state[p][k], opt_b.state[q][k]) for k in ("step", "exp_avg", "exp_avg_sq") if k in opt_a.state[p]):
+        if not all(
+            same(opt_a.state[p][k], opt_b.state[q][k]) for k in ("step", "exp_avg", "exp_avg_sq") if k in opt_a.state[p]
+        ):
             return False
     return True
 

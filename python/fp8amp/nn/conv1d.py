@@ -1,7 +1,7 @@
 """fp8amp.nn.Conv1D: the linear layer of GPT-2 in Hugging Face's transformers, whose weight is [in, out], in FP8.
 
-``TransformersConv1D`` is its child that is a transformers Conv1D too, so that peft and others recognise a converted layer. It is made
-when it is first asked for, as transformers is never imported from here before somebody else needs it.
+``TransformersConv1D`` is its child that is a transformers Conv1D too, so that peft and others recognise a converted
+layer. It is made when it is first asked for, as transformers is never imported from here before somebody else needs it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ class Conv1D(ScaledWeight):
         nx: number of input features.
         recipe: CurrentScaling() by default.
 
-    `weight` is a ScaledTensor parameter [nx, nf], `bias` an ordinary one [nf]; initialised as transformers does (normal, 0.02).
+    `weight` is a ScaledTensor parameter [nx, nf], `bias` an ordinary one [nf]; initialised as transformers does
+    (normal, 0.02).
     """
 
     in_out = True
 
-    def __init__(self, nf: int, nx: int, *, device: Any = None, dtype: Any = None, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self, nf: int, nx: int, *, device: Any = None, dtype: Any = None, recipe: Recipe | None = None
+    ) -> None:
         recipe = check_recipe(recipe, "Conv1D: recipe")
         nn.Module.__init__(self)
         self.nf, self.nx = nf, nx

@@ -1,10 +1,12 @@
-"""The FP8 linear layer as a function: Y = X W^T + b with E4M3 operands, E5M2 output gradients and E4M3 weight gradients.
+"""The FP8 linear layer as a function: Y = X W^T + b with E4M3 operands, E5M2 output gradients and E4M3 weight
+gradients.
 
     forward  Y  = (Xq Wq^T) sx_inv sw_inv + b    FP32 accumulation, one final rounding to the output dtype
     backward dX = (dYq Wq) sy_inv sw_inv,  dW = (dYq^T Xq) sy_inv sx_inv,  db = sum of dY
 
-The backward uses the forward's own Xq and Wq. dW leaves as a ScaledTensor of `gradient_format`: an infinite or NaN element is a NaN
-code in it, never a saturated number. A weight of layout [in, out] (`in_out`, the Conv1D of Hugging Face) gives Y = X W.
+The backward uses the forward's own Xq and Wq. dW leaves as a ScaledTensor of `gradient_format`: an infinite or NaN
+element is a NaN code in it, never a saturated number. A weight of layout [in, out] (`in_out`, the Conv1D of Hugging
+Face) gives Y = X W.
 """
 
 from __future__ import annotations
@@ -47,12 +49,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, recipe: Rec
     """
     recipe = check_recipe(recipe, "linear: recipe")
     if isinstance(recipe, DelayedScaling):
-        raise ValueError("linear: recipe must not be DelayedScaling, whose history only a module can keep: use fp8amp.nn.Linear")
+        raise ValueError(
+            "linear: recipe must not be DelayedScaling, whose history only a module can keep: use fp8amp.nn.Linear"
+        )
     return scaled_linear(x, weight, bias, Options(recipe))
 
 
 def scaled_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, options: Options, x_history: Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    options: Options,
+    x_history: Tensor | None = None,
     gradient_history: Tensor | None = None,
 ) -> Tensor:
     """`linear` with everything that a module can set."""
@@ -62,19 +70,31 @@ def scaled_linear(
         x = x.float()
     rows = x.reshape(-1, x.shape[-1])
     xq, x_scale_inv = options.recipe.cast(
-        *plain_operand(rows), E4M3, Overflow.SATURATE, x_history, options.update and not in_backward())
+        *plain_operand(rows), E4M3, Overflow.SATURATE, x_history, options.update and not in_backward()
+    )
     wq, w_scale_inv = fp8_weight(weight, options.recipe)
     y: Tensor = _ScaledLinear.apply(  # type: ignore[no-untyped-call]
-        rows, weight, bias, xq, x_scale_inv, wq, w_scale_inv, gradient_history, options,
-        out_dtype if out_dtype in _FLOATS else torch.float32)
+        rows,
+        weight,
+        bias,
+        xq,
+        x_scale_inv,
+        wq,
+        w_scale_inv,
+        gradient_history,
+        options,
+        out_dtype if out_dtype in _FLOATS else torch.float32,
+    )
     return y.reshape(*x.shape[:-1], y.shape[-1]).to(out_dtype)
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
-    """The same layer with full-precision GEMMs on the dequantised weight: the switch of an ablation, not a fast path."""
+    """The same layer with full-precision GEMMs on the dequantised weight: the switch of an ablation, not a fast
+    path."""
     x = _checked(x, weight, bias, options.in_out)
     y: Tensor = _DenseLinear.apply(  # type: ignore[no-untyped-call]
-        x.reshape(-1, x.shape[-1]), weight, bias, options, _output_dtype(x))
+        x.reshape(-1, x.shape[-1]), weight, bias, options, _output_dtype(x)
+    )
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
@@ -90,7 +110,9 @@ def _output_dtype(x: Tensor) -> torch.dtype:
 
 def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, in_out: bool) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"linear: x must be a floating tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
+        raise TypeError(
+            f"linear: x must be a floating tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}"
+        )
     if weight.dim() != 2:
         raise ValueError(f"linear: weight must be 2-D, got shape {tuple(weight.shape)}")
     features_in, features_out = weight.shape if in_out else (weight.shape[1], weight.shape[0])
@@ -118,14 +140,30 @@ class _ScaledLinear(torch.autograd.Function):
     """Of two operands that are FP8 already; x and weight are there for autograd alone."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        x: Tensor, weight: Tensor, bias: Tensor | None, xq: Tensor, x_scale_inv: Tensor, wq: Tensor, w_scale_inv: Tensor,
-        gradient_history: Tensor | None, options: Options, out_dtype: torch.dtype,
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        xq: Tensor,
+        x_scale_inv: Tensor,
+        wq: Tensor,
+        w_scale_inv: Tensor,
+        gradient_history: Tensor | None,
+        options: Options,
+        out_dtype: torch.dtype,
     ) -> Tensor:
         if bias is not None:
             bias = bias.detach() if bias.dtype in _FLOATS else bias.detach().float()
-        return _ops.gemm(xq, x_scale_inv, wq, w_scale_inv, transpose_b=not options.in_out, dtype=out_dtype, bias=bias,
-                         fast_accumulation=True)
+        return _ops.gemm(
+            xq,
+            x_scale_inv,
+            wq,
+            w_scale_inv,
+            transpose_b=not options.in_out,
+            dtype=out_dtype,
+            bias=bias,
+            fast_accumulation=True,
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -133,11 +171,16 @@ class _ScaledLinear(torch.autograd.Function):
         _remember(ctx, x, weight, bias, options)
         # a frozen weight needs no X, a leaf input no W
         need_x, need_w = weight.requires_grad, x.requires_grad
-        ctx.save_for_backward(xq if need_x else None, x_scale_inv if need_x else None, wq if need_w else None,
-                              w_scale_inv if need_w else None, gradient_history)
+        ctx.save_for_backward(
+            xq if need_x else None,
+            x_scale_inv if need_x else None,
+            wq if need_w else None,
+            w_scale_inv if need_w else None,
+            gradient_history,
+        )
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         none = (None,) * 10
         if dy is None:
@@ -162,8 +205,12 @@ class _DenseLinear(torch.autograd.Function):
     """On the dequantised weight, in FP32; only the gradient's format is kept."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        x: Tensor, weight: Tensor, bias: Tensor | None, options: Options, out_dtype: torch.dtype,
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        options: Options,
+        out_dtype: torch.dtype,
     ) -> Tensor:
         w = dense(weight).detach().to(out_dtype)
         y = x.to(out_dtype) @ (w if options.in_out else w.t())
@@ -176,7 +223,7 @@ class _DenseLinear(torch.autograd.Function):
         ctx.save_for_backward(x.to(out_dtype), weight)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         if dy is None:
             return (None,) * 5

@@ -1,4 +1,5 @@
-"""What fp8amp.nn.Linear and Conv1D share: the weight as a ScaledTensor, its gradient's format, histories, and plain state_dicts."""
+"""What fp8amp.nn.Linear and Conv1D share: the weight as a ScaledTensor, its gradient's format, histories, and plain
+state_dicts."""
 
 from __future__ import annotations
 
@@ -17,36 +18,45 @@ _HISTORIES = ("x_history", "gradient_history")
 
 
 def compress_gradient(weight: Tensor) -> None:
-    """Post-accumulate hook: a gradient that arrived dense (a stock op on the weight, one weight used twice) becomes E4M3."""
+    """Post-accumulate hook: a gradient that arrived dense (a stock op on the weight, one weight used twice) becomes
+    E4M3."""
     if weight.grad is not None and not isinstance(weight.grad, ScaledTensor):
         weight.grad = scaled(weight.grad, E4M3, role="gradient")
 
 
 def _hooked(weight: Tensor) -> bool:
-    hooks: Any = weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    hooks: Any = weight._post_accumulate_grad_hooks
     return hooks is not None and compress_gradient in hooks.values()
 
 
 def watch_gradient(weight: Tensor) -> None:
     """Make sure that `compress_gradient` runs for this weight; a copied, unpickled or unfrozen one has lost it."""
     if weight.requires_grad and weight.is_leaf and not _hooked(weight):
-        weight.register_post_accumulate_grad_hook(compress_gradient)
+        register: Any = weight.register_post_accumulate_grad_hook
+        register(compress_gradient)
 
 
 class ScaledWeight(nn.Module):
     """Mixin, to the left of the stock class. Its weight is a ScaledTensor, and its state_dict holds plain tensors.
 
-    state_dict: the dequantised weight in float32 under the stock name, exact because its scale is a power of two, so that stock
-    models, safetensors and other tools read it. Loading takes any floating tensor. DelayedScaling adds its two histories.
+    state_dict: the dequantised weight in float32 under the stock name, exact because its scale is a power of two, so
+    that stock models, safetensors and other tools read it. Loading takes any floating tensor. DelayedScaling adds its
+    two histories.
     """
 
     weight: Any
     bias: Any
+    x_history: Tensor | None
+    gradient_history: Tensor | None
     in_out = False
     """Layout of the weight: [in, out] instead of [out, in]."""
 
     def adopt(
-        self, recipe: Recipe | None = None, *, gemm: str = "fp8", gradient_format: torch.dtype | None = E4M3,
+        self,
+        recipe: Recipe | None = None,
+        *,
+        gemm: str = "fp8",
+        gradient_format: torch.dtype | None = E4M3,
     ) -> None:
         """Give a module that has its weight already the attributes of an FP8 layer. The weight is left as it is."""
         self.recipe: Recipe = recipe or CurrentScaling()
@@ -78,13 +88,25 @@ class ScaledWeight(nn.Module):
             destination[prefix + "weight"] = dense(destination[prefix + "weight"])
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
-        unexpected_keys: list[str], error_msgs: list[str],
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         given = state_dict.get(prefix + "weight")
-        if local_metadata.get("assign_to_params_buffers") and isinstance(given, Tensor) and isinstance(self.weight, ScaledTensor):
+        if (
+            local_metadata.get("assign_to_params_buffers")
+            and isinstance(given, Tensor)
+            and isinstance(self.weight, ScaledTensor)
+        ):
             if not isinstance(given, ScaledTensor) and given.shape == self.weight.shape:
-                state_dict[prefix + "weight"] = scaled(given, self.weight.format, role="weight", dtype=self.weight.dtype)
+                state_dict[prefix + "weight"] = scaled(
+                    given, self.weight.format, role="weight", dtype=self.weight.dtype
+                )
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
         # a checkpoint of a stock model, or of another recipe, has no histories: the warm-up starts again
@@ -99,7 +121,8 @@ class ScaledWeight(nn.Module):
         before, hooks = self.weight, take_hooks(self.weight)
         format = before.format if isinstance(before, ScaledTensor) else None
         histories = {name: getattr(self, name) for name in _HISTORIES}
-        super()._apply(fn, recurse)
+        move: Any = super()._apply
+        move(fn, recurse)
         if format is not None and not isinstance(self.weight, ScaledTensor):  # to_empty
             fresh = scaled_weight(self.weight.detach(), format)
             swap(self.weight, nn.Parameter(fresh, requires_grad=self.weight.requires_grad))

@@ -15,12 +15,18 @@ class Linear(ScaledWeight, nn.Linear):
 
     Args: those of torch.nn.Linear, and `recipe` (CurrentScaling() by default).
 
-    `weight` is a ScaledTensor parameter [out, in]: FP16 under one power-of-two scale, of the logical dtype asked for. Its gradient
-    is a ScaledTensor in E4M3. `bias` is an ordinary parameter.
+    `weight` is a ScaledTensor parameter [out, in]: FP16 under one power-of-two scale, of the logical dtype asked for.
+    Its gradient is a ScaledTensor in E4M3. `bias` is an ordinary parameter.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None, *,
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
         recipe: Recipe | None = None,
     ) -> None:
         recipe = check_recipe(recipe, "Linear: recipe")

@@ -1,11 +1,13 @@
-"""Adam and AdamW whose states, gradients and weights are in low precision: torch's arguments and group keys, one fused pass.
+"""Adam and AdamW whose states, gradients and weights are in low precision: torch's arguments and group keys, one
+fused pass.
 
-    O1   exp_avg FP32, exp_avg_sq FP32                            11 bytes per parameter with weight (FP16) and gradient (E4M3)
+    O1   exp_avg FP32, exp_avg_sq FP32                            11 bytes per parameter with weight (FP16) and
+    gradient (E4M3)
     O2   exp_avg E4M3, exp_avg_sq FP16, both with exact scales     6 bytes per parameter
 
-A gradient with an infinite or NaN element anywhere skips the step of every parameter: weights, states and step counts stay as they
-are bit for bit. Stochastic rounding is keyed by (seed, step, index of the parameter, element), so equal seeds give equal bits and an
-interrupted run resumes exactly.
+A gradient with an infinite or NaN element anywhere skips the step of every parameter: weights, states and step counts
+stay as they are bit for bit. Stochastic rounding is keyed by (seed, step, index of the parameter, element), so equal
+seeds give equal bits and an interrupted run resumes exactly.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Adam(Optimizer):
         foreach, fused, capturable: accepted and without effect: every step is fused.
         amsgrad, differentiable: must be False.
         exp_avg_format: float8_e4m3fn (O2, the default) or float32 (O1), for the weights of FP8 layers.
-        exp_avg_sq_format: float16 (O2, the default), float32 (O1), or a float8 dtype, which diverges in long runs (for studies).
+        exp_avg_sq_format: float16 (O2, the default), float32 (O1), or a float8 dtype, which diverges in long runs
+            (for studies).
         master_rounding: of the FP16 weight, ``"nearest"`` or ``"stochastic"``.
         moment_rounding: of exp_avg. With ``"nearest"`` its smallest codes never decay.
         second_moment_rounding: of exp_avg_sq.
@@ -58,18 +61,49 @@ class Adam(Optimizer):
     _decoupled = False
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 1e-3, betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False, *, foreach: bool | None = None,
-        maximize: bool = False, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        decoupled_weight_decay: bool = False, exp_avg_format: torch.dtype = E4M3, exp_avg_sq_format: torch.dtype = FP16,
-        master_rounding: str = "nearest", moment_rounding: str = "stochastic", second_moment_rounding: str = "nearest",
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        exp_avg_format: torch.dtype = E4M3,
+        exp_avg_sq_format: torch.dtype = FP16,
+        master_rounding: str = "nearest",
+        moment_rounding: str = "stochastic",
+        second_moment_rounding: str = "nearest",
         seed: int = 0,
     ) -> None:
-        policy = parse_policy(type(self).__name__, exp_avg_format, exp_avg_sq_format, master_rounding, moment_rounding,
-                              second_moment_rounding, seed)
+        policy = parse_policy(
+            type(self).__name__,
+            exp_avg_format,
+            exp_avg_sq_format,
+            master_rounding,
+            moment_rounding,
+            second_moment_rounding,
+            seed,
+        )
         defaults = dict(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize, foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused, decoupled_weight_decay=decoupled_weight_decay)
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
         check_group(type(self).__name__, defaults)
         self.policy = policy
         super().__init__(params, defaults)
@@ -93,8 +127,8 @@ class Adam(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this class, of another level, or of torch's Adam.
 
-        States that are in the format asked for keep every bit; others are converted by value. (torch's own would cast each to the
-        dtype of its parameter.) The policies - formats, roundings, seed - stay those of this optimizer.
+        States that are in the format asked for keep every bit; others are converted by value. (torch's own would cast
+        each to the dtype of its parameter.) The policies - formats, roundings, seed - stay those of this optimizer.
         """
         load_state_dict(self, state_dict)
 
@@ -105,11 +139,11 @@ class Adam(Optimizer):
         return int(max((float(count) for count in counts.values()), default=0.0))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. Returns what `closure` returned, if there is one.
 
-        Raises RuntimeError if a gradient is sparse, TypeError if a parameter has a dtype that is not supported; nothing has
-        changed then.
+        Raises RuntimeError if a gradient is sparse, TypeError if a parameter has a dtype that is not supported;
+        nothing has changed then.
         """
         loss = None
         if closure is not None:
@@ -131,7 +165,8 @@ class Adam(Optimizer):
         return loss
 
     def _entries(self) -> list[tuple[dict[str, Any], list[_Entry]]]:
-        """The parameters with a gradient by group; everything that can be wrong is found here, before anything changes."""
+        """The parameters with a gradient by group; everything that can be wrong is found here, before anything
+        changes."""
         found: list[tuple[dict[str, Any], list[tuple[Tensor, Tensor, int]]]] = []
         index = 0
         for group in self.param_groups:
@@ -162,7 +197,9 @@ class Adam(Optimizer):
         for device in devices:
             local = [entry for entry in entries if entry.parameter.device == device]
             grads = [_operand(entry.grad) for entry in local]
-            flags.append(_ops.grad_amax_([g for g, _ in grads], [s for _, s in grads], [e.state["amax"] for e in local]))
+            flags.append(
+                _ops.grad_amax_([g for g, _ in grads], [s for _, s in grads], [e.state["amax"] for e in local])
+            )
         total = flags[0] if len(flags) == 1 else torch.stack([flag.to(devices[0]) for flag in flags]).amax()
         skipped = self.__dict__.setdefault("_skipped", {})
         found = {device: total.to(device) for device in devices}
@@ -179,14 +216,30 @@ class Adam(Optimizer):
         beta1, beta2 = (float(beta) for beta in group["betas"])
         policy = self.policy
         _ops.adam_(
-            [t.numbers for t in targets], [t.scale_inv for t in targets], [g for g, _ in grads], [s for _, s in grads],
-            [m for m, _ in first], [s for _, s in first], [v for v, _ in second], [s for _, s in second],
-            [entry.state["amax"] for entry in entries], [entry.state["step"] for entry in entries],
-            [entry.tensor_id for entry in entries], lr=_scalar(group["lr"], device), betas=(beta1, beta2),
-            eps=float(group["eps"]), weight_decay=float(group["weight_decay"]),
-            decoupled=bool(group.get("decoupled_weight_decay", self._decoupled)), maximize=bool(group.get("maximize", False)),
-            master_rounding=policy.master_rounding, moment_rounding=policy.moment_rounding,
-            second_moment_rounding=policy.second_moment_rounding, seed=policy.seed, grad_scale=None, found_inf=found_inf)
+            [t.numbers for t in targets],
+            [t.scale_inv for t in targets],
+            [g for g, _ in grads],
+            [s for _, s in grads],
+            [m for m, _ in first],
+            [s for _, s in first],
+            [v for v, _ in second],
+            [s for _, s in second],
+            [entry.state["amax"] for entry in entries],
+            [entry.state["step"] for entry in entries],
+            [entry.tensor_id for entry in entries],
+            lr=_scalar(group["lr"], device),
+            betas=(beta1, beta2),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            decoupled=bool(group.get("decoupled_weight_decay", self._decoupled)),
+            maximize=bool(group.get("maximize", False)),
+            master_rounding=policy.master_rounding,
+            moment_rounding=policy.moment_rounding,
+            second_moment_rounding=policy.second_moment_rounding,
+            seed=policy.seed,
+            grad_scale=None,
+            found_inf=found_inf,
+        )
         for entry, target in zip(entries, targets, strict=True):
             if target.is_copy:
                 entry.parameter.copy_(target.numbers)
@@ -209,17 +262,46 @@ class AdamW(Adam):
     _decoupled = True
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 1e-3, betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
-        exp_avg_format: torch.dtype = E4M3, exp_avg_sq_format: torch.dtype = FP16, master_rounding: str = "nearest",
-        moment_rounding: str = "stochastic", second_moment_rounding: str = "nearest", seed: int = 0,
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        exp_avg_format: torch.dtype = E4M3,
+        exp_avg_sq_format: torch.dtype = FP16,
+        master_rounding: str = "nearest",
+        moment_rounding: str = "stochastic",
+        second_moment_rounding: str = "nearest",
+        seed: int = 0,
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize, capturable=capturable,
-            differentiable=differentiable, fused=fused, decoupled_weight_decay=True, exp_avg_format=exp_avg_format,
-            exp_avg_sq_format=exp_avg_sq_format, master_rounding=master_rounding, moment_rounding=moment_rounding,
-            second_moment_rounding=second_moment_rounding, seed=seed)
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+            exp_avg_format=exp_avg_format,
+            exp_avg_sq_format=exp_avg_sq_format,
+            master_rounding=master_rounding,
+            moment_rounding=moment_rounding,
+            second_moment_rounding=second_moment_rounding,
+            seed=seed,
+        )
 
 
 class _Stamp:

@@ -1,4 +1,5 @@
-"""Optimizer.load_state_dict without torch's cast of every state to its parameter's dtype, which would turn FP8 bytes into numbers."""
+"""Optimizer.load_state_dict without torch's cast of every state to its parameter's dtype, which would turn FP8 bytes
+into numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from .state import check_state, convert_state
 
 
 def load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """torch's contract - hooks, group checks, deep copy - with states that keep their bits, or are converted by value."""
+    """torch's contract - hooks, group checks, deep copy - with states that keep their bits, or are converted by
+    value."""
     caller = f"{type(optimizer).__name__}.load_state_dict"
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
         raise ValueError(f"{caller}: state_dict must hold 'state' and 'param_groups', got {_described(state_dict)}")
@@ -26,10 +28,17 @@ def load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
         raise ValueError(f"{caller}: state_dict has {len(saved)} parameter groups, the optimizer {len(groups)}")
     for index, (theirs, ours) in enumerate(zip(saved, groups, strict=True)):
         if len(theirs["params"]) != len(ours["params"]):
-            raise ValueError(f"{caller}: group {index} has {len(theirs['params'])} parameters in state_dict, "
-                             f"{len(ours['params'])} in the optimizer")
-    parameters = dict(zip(chain.from_iterable(g["params"] for g in saved), chain.from_iterable(g["params"] for g in groups),
-                          strict=True))
+            raise ValueError(
+                f"{caller}: group {index} has {len(theirs['params'])} parameters in state_dict, "
+                f"{len(ours['params'])} in the optimizer"
+            )
+    parameters = dict(
+        zip(
+            chain.from_iterable(g["params"] for g in saved),
+            chain.from_iterable(g["params"] for g in groups),
+            strict=True,
+        )
+    )
     states: dict[Any, Any] = {}
     for key, state in state_dict["state"].items():
         if key in parameters:

@@ -1,6 +1,7 @@
 """The optimizer state of one parameter: its precision, making it, and converting what stock Adam or another level left.
 
-state = step (0-d float32), exp_avg, exp_avg_sq (both of the parameter's shape) and amax (float32 [4]: the largest stored |parameter|,
+state = step (0-d float32), exp_avg, exp_avg_sq (both of the parameter's shape) and amax (float32 [4]: the largest
+stored |parameter|,
 |exp_avg|, exp_avg_sq and |gradient|, from which the next scales are bounded before the step's single pass).
 """
 
@@ -25,7 +26,8 @@ MAX_SEED = 2**63
 
 @dataclass(frozen=True)
 class StatePolicy:
-    """Precision and rounding of the optimizer. The formats are those of FP8-managed parameters; all others have float32 states."""
+    """Precision and rounding of the optimizer. The formats are those of FP8-managed parameters; all others have
+    float32 states."""
 
     exp_avg_format: torch.dtype = E4M3
     exp_avg_sq_format: torch.dtype = FP16
@@ -36,19 +38,31 @@ class StatePolicy:
 
 
 def parse_policy(
-    caller: str, exp_avg_format: Any, exp_avg_sq_format: Any, master_rounding: Any, moment_rounding: Any,
-    second_moment_rounding: Any, seed: Any,
+    caller: str,
+    exp_avg_format: Any,
+    exp_avg_sq_format: Any,
+    master_rounding: Any,
+    moment_rounding: Any,
+    second_moment_rounding: Any,
+    seed: Any,
 ) -> StatePolicy:
     """A StatePolicy of what a user typed; ValueError naming the argument otherwise."""
-    for name, value, allowed in (("exp_avg_format", exp_avg_format, _FIRST), ("exp_avg_sq_format", exp_avg_sq_format, _SECOND)):
+    for name, value, allowed in (
+        ("exp_avg_format", exp_avg_format, _FIRST),
+        ("exp_avg_sq_format", exp_avg_sq_format, _SECOND),
+    ):
         if value not in allowed:
             raise ValueError(f"{caller}: {name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MAX_SEED:
         raise ValueError(f"{caller}: seed must be an integer from 0 to 2^63 - 1, got {seed!r}")
     return StatePolicy(
-        exp_avg_format, exp_avg_sq_format, Rounding.parse(master_rounding, f"{caller}: master_rounding"),
+        exp_avg_format,
+        exp_avg_sq_format,
+        Rounding.parse(master_rounding, f"{caller}: master_rounding"),
         Rounding.parse(moment_rounding, f"{caller}: moment_rounding"),
-        Rounding.parse(second_moment_rounding, f"{caller}: second_moment_rounding"), seed)
+        Rounding.parse(second_moment_rounding, f"{caller}: second_moment_rounding"),
+        seed,
+    )
 
 
 def is_managed(parameter: Tensor) -> bool:
@@ -57,7 +71,9 @@ def is_managed(parameter: Tensor) -> bool:
 
 
 def _formats(parameter: Tensor, policy: StatePolicy) -> tuple[torch.dtype, torch.dtype]:
-    return (policy.exp_avg_format, policy.exp_avg_sq_format) if is_managed(parameter) else (torch.float32, torch.float32)
+    return (
+        (policy.exp_avg_format, policy.exp_avg_sq_format) if is_managed(parameter) else (torch.float32, torch.float32)
+    )
 
 
 def _zeros(parameter: Tensor, format: torch.dtype) -> Tensor:
@@ -100,7 +116,8 @@ def check_state(caller: str, parameter: Tensor, state: Mapping[str, Any]) -> Non
 
 
 def convert_state(parameter: Tensor, state: Mapping[str, Any], policy: StatePolicy) -> State:
-    """`state` in the precision that the policy asks for: the same bits where it has it already, else converted by value.
+    """`state` in the precision that the policy asks for: the same bits where it has it already, else converted by
+    value.
 
     The result shares no memory with `state`; entries that Adam does not know are kept.
     """
@@ -112,7 +129,9 @@ def convert_state(parameter: Tensor, state: Mapping[str, Any], policy: StatePoli
     amax[1], amax[2] = stored_amax(exp_avg), stored_amax(exp_avg_sq)
     known = {
         "step": torch.as_tensor(state["step"], dtype=torch.float32).detach().clone().reshape(()).to(device),
-        "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "amax": amax,
+        "exp_avg": exp_avg,
+        "exp_avg_sq": exp_avg_sq,
+        "amax": amax,
     }
     return known | {name: value for name, value in state.items() if name not in known}
 
