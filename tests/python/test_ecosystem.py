@@ -1,15 +1,14 @@
-"""Models and tools around torch: transformers' GPT-2 with its Conv1D and tied head, peft, Lightning-like and plain torch modules.
+"""Models and tools around torch: GPT-2 of transformers with its Conv1D and tied head, peft, and plain torch modules.
 
 Each part runs where the package is installed; none is needed.
 """
 
+import fp8amp
 import pytest
 import torch
+from fp8amp import ScaledTensor
 from torch import nn
 from twins import batch, dense, is_fp8
-
-import fp8amp
-from fp8amp import ScaledTensor
 
 
 def gpt2():
