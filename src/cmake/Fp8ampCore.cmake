@@ -38,7 +38,7 @@ foreach(level IN LISTS FP8AMP_ISA_LEVELS)
     target_compile_options(fp8amp_loops_${level} PRIVATE -march=x86-64-${level})
   endif()
   if(level STREQUAL "v4") # GCC 12 warns inside its own AVX-512 header
-    target_compile_options(fp8amp_loops_v4 PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+    target_compile_options(fp8amp_loops_v4 PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
   endif()
   list(APPEND FP8AMP_OBJECTS $<TARGET_OBJECTS:fp8amp_loops_${level}>)
 endforeach()

@@ -2,6 +2,7 @@
 add_library(fp8amp_warnings INTERFACE)
 target_compile_options(fp8amp_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-psabi>
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict> # GCC 12 sees faults in std::string's operator+
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FP8AMP_WERROR}>>:-Werror>)
 
 if(FP8AMP_SANITIZE)
