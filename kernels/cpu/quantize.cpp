@@ -15,8 +15,10 @@ namespace {
 
 using namespace numerics;
 
-constexpr std::int64_t kUnit = 4096;  // ranges begin at multiples of this: a multiple of 16, as the random words want
-constexpr std::int64_t kGrain = 8;    // units that are worth waking a thread for: some 10 microseconds
+constexpr std::int64_t kUnit =
+    4096;  // ranges begin at multiples of this: a multiple of 16, as the random words want
+constexpr std::int64_t kGrain =
+    8;  // units that are worth waking a thread for: some 10 microseconds
 
 // body(first, n) on ranges that cover [0, n) once.
 template <class Body>
@@ -47,25 +49,32 @@ std::uint32_t scaled_amax(std::uint32_t amax_bits, const float* scale_inv) {
 
 std::uint32_t amax_of(const void* x, DType x_type, std::int64_t n, const float* x_scale_inv) {
   MaxBits max;
-  for_ranges(n, [&](std::int64_t first, std::int64_t count) { max.add(loops().amax(element_pointer(x, x_type, first), x_type, count)); });
+  for_ranges(n, [&](std::int64_t first, std::int64_t count) {
+    max.add(loops().amax(element_pointer(x, x_type, first), x_type, count));
+  });
   return scaled_amax(max.bits(), x_scale_inv);
 }
 
 // ---- scale selection
-// Delayed scaling: history = number of valid entries, scale of the last update (0: none), amax values with the newest first.
+// Delayed scaling: history = number of valid entries, scale of the last update (0: none), amax
+// values with the newest first.
 float* entries(const QuantizeArgs& a) { return a.history + 2; }
 bool history_is_full(const QuantizeArgs& a) { return a.history[0] >= float(a.history_length); }
 
 float scale_of(const QuantizeArgs& a, std::uint32_t amax_bits, float previous) {
-  return compute_scale(bits_float(amax_bits), format_max(a.format), a.scale_rounding, a.margin, previous);
+  return compute_scale(bits_float(amax_bits), format_max(a.format), a.scale_rounding, a.margin,
+                       previous);
 }
 
 float delayed_scale(const QuantizeArgs& a) {
   const float last = a.history[1];
   if (!a.update_history && last > 0.0f) return last;
   const float previous = last > 0.0f ? last : 1.0f;
-  if (!history_is_full(a)) return scale_of(a, amax_of(a.x, a.x_type, a.n, a.x_scale_inv), previous);  // warm-up: current scaling
-  return scale_of(a, float_bits(*std::max_element(entries(a), entries(a) + a.history_length)), previous);
+  if (!history_is_full(a))
+    return scale_of(a, amax_of(a.x, a.x_type, a.n, a.x_scale_inv),
+                    previous);  // warm-up: current scaling
+  return scale_of(a, float_bits(*std::max_element(entries(a), entries(a) + a.history_length)),
+                  previous);
 }
 
 void update_history(const QuantizeArgs& a, float scale, float amax) {
@@ -90,8 +99,18 @@ float choose_scale(const QuantizeArgs& a) {
 
 // ---- the pass over the data: codes, and bits of max |value|
 CastLoop make_loop(const QuantizeArgs& a, float scale) {
-  return {a.x,    a.x_type,   a.x_scale_inv != nullptr, a.x_scale_inv ? *a.x_scale_inv : 1.0f, a.y, a.format, scale, a.n, a.rounding,
-          a.overflow, a.key, 0};
+  return {a.x,
+          a.x_type,
+          a.x_scale_inv != nullptr,
+          a.x_scale_inv ? *a.x_scale_inv : 1.0f,
+          a.y,
+          a.format,
+          scale,
+          a.n,
+          a.rounding,
+          a.overflow,
+          a.key,
+          0};
 }
 
 std::uint32_t cast(const QuantizeArgs& a, float scale) {
@@ -109,7 +128,8 @@ std::uint32_t cast(const QuantizeArgs& a, float scale) {
 
 std::uint32_t cast_transpose(const QuantizeArgs& a, float scale) {
   constexpr std::int64_t kRows = 64;  // a cache line of the transposed output
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain * kUnit / (kRows * std::max<std::int64_t>(a.cols, 1)));
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, kGrain * kUnit / (kRows * std::max<std::int64_t>(a.cols, 1)));
   MaxBits max;
   parallel_for(0, (a.rows + kRows - 1) / kRows, grain, [&](std::int64_t from, std::int64_t to) {
     const std::int64_t first = from * kRows, rows = std::min(to * kRows, a.rows) - first;
@@ -121,7 +141,8 @@ std::uint32_t cast_transpose(const QuantizeArgs& a, float scale) {
   return max.bits();
 }
 
-// Two passes over x and sum: the first for the three maxima, block by block in L1, or for the codes.
+// Two passes over x and sum: the first for the three maxima, block by block in L1, or for the
+// codes.
 struct Maxima {
   MaxBits x, sum, result;
 };
@@ -154,8 +175,9 @@ void quantize(const QuantizeArgs& a) {
 
 void dequantize(const DequantizeArgs& a) {
   for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
-    loops().dequantize({element_pointer(a.x, a.x_type, first), a.x_type, a.scale_inv != nullptr, a.scale_inv ? *a.scale_inv : 1.0f,
-                        element_pointer(a.y, a.y_type, first), a.y_type, count});
+    loops().dequantize({element_pointer(a.x, a.x_type, first), a.x_type, a.scale_inv != nullptr,
+                        a.scale_inv ? *a.scale_inv : 1.0f, element_pointer(a.y, a.y_type, first),
+                        a.y_type, count});
   });
 }
 
@@ -170,8 +192,10 @@ void accumulate(const AccumulateArgs& a) {
   Maxima max;
   measure(a, shared, max);
   shared.measure = false;
-  shared.key = accumulate_key(scaled_amax(max.x.bits(), a.x_scale_inv), scaled_amax(max.sum.bits(), a.sum_scale_inv));
-  shared.scale = compute_scale(bits_float(max.result.bits()), format_max(a.format), ScaleRounding::kPowerOfTwo);
+  shared.key = accumulate_key(scaled_amax(max.x.bits(), a.x_scale_inv),
+                              scaled_amax(max.sum.bits(), a.sum_scale_inv));
+  shared.scale = compute_scale(bits_float(max.result.bits()), format_max(a.format),
+                               ScaleRounding::kPowerOfTwo);
   for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
     AccumulateLoop loop = shared;
     loop.x = element_pointer(a.x, a.x_type, first);

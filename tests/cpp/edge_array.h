@@ -1,5 +1,5 @@
-// Arrays that end exactly where unreadable memory begins (or begin where it ends): a loop that touches anything outside dies at once. As the
-// length varies, so does the alignment.
+// Arrays that end exactly where unreadable memory begins (or begin where it ends): a loop that
+// touches anything outside dies at once. As the length varies, so does the alignment.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -35,7 +35,9 @@ class EdgeArray {
   T& operator[](std::int64_t i) { return data_[i]; }
   const T& operator[](std::int64_t i) const { return data_[i]; }
   std::int64_t size() const { return n_; }
-  bool operator==(const EdgeArray& other) const { return std::memcmp(data_, other.data_, std::size_t(n_) * sizeof(T)) == 0; }
+  bool operator==(const EdgeArray& other) const {
+    return std::memcmp(data_, other.data_, std::size_t(n_) * sizeof(T)) == 0;
+  }
 
  private:
   std::int64_t n_;

@@ -1,4 +1,5 @@
-// The definitions of the CPU loops: one element at a time, straight from numerics/. What the vector loops are compared with.
+// The definitions of the CPU loops: one element at a time, straight from numerics/. What the vector
+// loops are compared with.
 #pragma once
 #include "kernels/cpu/isa.h"
 #include "kernels/element.h"
@@ -21,7 +22,8 @@ inline std::uint32_t scalar_cast(const cpu::CastLoop& l) {
     if (l.has_x_scale_inv) value = value * l.x_scale_inv;
     max = numerics::max_bits(max, numerics::abs_bits(value));
     const bool stochastic = l.rounding == Rounding::kStochastic;
-    const std::uint32_t random = stochastic ? numerics::random_bits(l.key, l.first + std::uint64_t(i)) : 0;
+    const std::uint32_t random =
+        stochastic ? numerics::random_bits(l.key, l.first + std::uint64_t(i)) : 0;
     store_code(l.y, l.format, i, value, l.scale, l.rounding, l.overflow, random);
   }
   return max;
@@ -38,17 +40,20 @@ inline void scalar_dequantize(const cpu::DequantizeLoop& l) {
 inline std::uint32_t scalar_accumulate(const cpu::AccumulateLoop& l) {
   std::uint32_t max = 0;
   for (std::int64_t i = 0; i < l.n; ++i) {
-    const float value = load_element(l.sum, l.format, i) * l.sum_scale_inv + load_element(l.x, l.x_type, i) * l.x_scale_inv;
+    const float value = load_element(l.sum, l.format, i) * l.sum_scale_inv +
+                        load_element(l.x, l.x_type, i) * l.x_scale_inv;
     max = numerics::max_bits(max, numerics::abs_bits(value));
     const std::uint32_t random = numerics::random_bits(l.key, l.first + std::uint64_t(i));
-    if (!l.measure) store_code(l.sum, l.format, i, value, l.scale, Rounding::kStochastic, Overflow::kNaN, random);
+    if (!l.measure)
+      store_code(l.sum, l.format, i, value, l.scale, Rounding::kStochastic, Overflow::kNaN, random);
   }
   return max;
 }
 
 inline std::uint32_t scalar_amax(const void* x, DType type, std::int64_t n) {
   std::uint32_t max = 0;
-  for (std::int64_t i = 0; i < n; ++i) max = numerics::max_bits(max, numerics::abs_bits(load_element(x, type, i)));
+  for (std::int64_t i = 0; i < n; ++i)
+    max = numerics::max_bits(max, numerics::abs_bits(load_element(x, type, i)));
   return max;
 }
 
@@ -62,7 +67,8 @@ inline double scalar_sum_of_squares(const void* x, DType type, std::int64_t n) {
   return sum;
 }
 
-inline const DType kAllTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2};
+inline const DType kAllTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3,
+                                  DType::kE5M2};
 inline const DType kFormats[] = {DType::kE4M3, DType::kE5M2, DType::kFloat16};
 inline const DType kPlainTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 inline const Rounding kRoundings[] = {Rounding::kNearest, Rounding::kStochastic};
@@ -78,10 +84,14 @@ inline bool exhaustive() { return is_set("FP8AMP_TEST_EXHAUSTIVE"); }
 inline std::vector<Isa> levels() {
   std::vector<Isa> r;
   for (Isa isa : {Isa::kBaseline, Isa::kV2, Isa::kV3, Isa::kV4})
-    if ((isa == Isa::kBaseline) == (cpu::detect_isa() == Isa::kBaseline) && isa <= cpu::detect_isa()) r.push_back(isa);
+    if ((isa == Isa::kBaseline) == (cpu::detect_isa() == Isa::kBaseline) &&
+        isa <= cpu::detect_isa())
+      r.push_back(isa);
   return r;
 }
-inline std::string level_name(const testing::TestParamInfo<Isa>& info) { return cpu::name(info.param); }
+inline std::string level_name(const testing::TestParamInfo<Isa>& info) {
+  return cpu::name(info.param);
+}
 
 // Small, fast, and not the generator under test.
 class Xorshift {
@@ -99,7 +109,8 @@ class Xorshift {
   std::uint64_t s_;
 };
 
-// Any bit pattern of the type, NaN, Inf and subnormals among them; every eighth is an ordinary number of about 1.
+// Any bit pattern of the type, NaN, Inf and subnormals among them; every eighth is an ordinary
+// number of about 1.
 inline void fill_random(void* x, DType type, std::int64_t n, std::uint64_t seed) {
   Xorshift next(seed);
   for (std::int64_t i = 0; i < n; ++i) {

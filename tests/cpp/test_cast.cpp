@@ -1,5 +1,5 @@
-// Vector loops of every level this machine has == their scalar definitions, bit for bit: casts and transposed casts.
-// FP8AMP_TEST_QUICK=1: fewer values; FP8AMP_TEST_EXHAUSTIVE=1: all 2^32 floats.
+// Vector loops of every level this machine has == their scalar definitions, bit for bit: casts and
+// transposed casts. FP8AMP_TEST_QUICK=1: fewer values; FP8AMP_TEST_EXHAUSTIVE=1: all 2^32 floats.
 #include "edge_array.h"
 #include "scalar_loops.h"
 
@@ -19,13 +19,16 @@ const float kScales[] = {1.0f, 0.37f, 123.456f, 0x1p20f, 0x1p126f, 0x1p-60f, 1e-
 const std::int64_t kLengths[] = {0, 1, 15, 16, 17, 31, 33, 63, 65, 100, 1000, 2500};
 
 std::string describe(const cpu::CastLoop& l, std::int64_t i) {
-  return std::string(name(l.x_type)) + " -> " + name(l.format) + (l.has_x_scale_inv ? " with" : " without") + " x_scale_inv, rounding " +
-         std::to_string(int(l.rounding)) + ", overflow " + std::to_string(int(l.overflow)) + ", scale " + std::to_string(l.scale) + ", n " +
-         std::to_string(l.n) + ", element " + std::to_string(i) + ", value " + std::to_string(load_element(l.x, l.x_type, i));
+  return std::string(name(l.x_type)) + " -> " + name(l.format) +
+         (l.has_x_scale_inv ? " with" : " without") + " x_scale_inv, rounding " +
+         std::to_string(int(l.rounding)) + ", overflow " + std::to_string(int(l.overflow)) +
+         ", scale " + std::to_string(l.scale) + ", n " + std::to_string(l.n) + ", element " +
+         std::to_string(i) + ", value " + std::to_string(load_element(l.x, l.x_type, i));
 }
 
 // Runs the loop and its definition on l.x, in turn; y must be writable for both.
-void expect_equal(const cpu::Loops& loops, cpu::CastLoop l, std::vector<std::uint8_t>& y, std::vector<std::uint8_t>& expected) {
+void expect_equal(const cpu::Loops& loops, cpu::CastLoop l, std::vector<std::uint8_t>& y,
+                  std::vector<std::uint8_t>& expected) {
   const std::size_t bytes = std::size_t(l.n) * std::size_t(size_in_bytes(l.format));
   y.assign(bytes, 0xaa);
   expected.assign(bytes, 0x55);
@@ -34,7 +37,9 @@ void expect_equal(const cpu::Loops& loops, cpu::CastLoop l, std::vector<std::uin
   l.y = y.data();
   ASSERT_EQ(loops.cast(l), max) << describe(l, 0);
   if (y == expected) return;
-  for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(int(y[i]), int(expected[i])) << describe(l, std::int64_t(i) / size_in_bytes(l.format));
+  for (std::size_t i = 0; i < bytes; ++i)
+    ASSERT_EQ(int(y[i]), int(expected[i]))
+        << describe(l, std::int64_t(i) / size_in_bytes(l.format));
 }
 
 TEST_P(Cast, EveryTypePolicyAndLength) {
@@ -44,15 +49,18 @@ TEST_P(Cast, EveryTypePolicyAndLength) {
         EdgeArray<std::uint8_t> x(n * size_in_bytes(x_type), edge);
         fill_random(x.data(), x_type, n, std::uint64_t(n));
         for (DType format : kFormats) {
-          EdgeArray<std::uint8_t> y(n * size_in_bytes(format), edge), expected(n * size_in_bytes(format), edge);
+          EdgeArray<std::uint8_t> y(n * size_in_bytes(format), edge),
+              expected(n * size_in_bytes(format), edge);
           for (Rounding rounding : kRoundings)
             for (Overflow overflow : kOverflows)
               for (bool scaled : {false, true}) {
-                cpu::CastLoop l{x.data(), x_type, scaled, 0.3f, y.data(), format, 50.0f, n, rounding, overflow, 99, 48};
+                cpu::CastLoop l{x.data(), x_type, scaled,   0.3f,     y.data(), format,
+                                50.0f,    n,      rounding, overflow, 99,       48};
                 const std::uint32_t max = loops().cast(l);
                 l.y = expected.data();
                 ASSERT_EQ(max, scalar_cast(l)) << describe(l, 0);
-                for (std::int64_t i = 0; i < y.size(); ++i) ASSERT_EQ(int(y[i]), int(expected[i])) << describe(l, i / size_in_bytes(format));
+                for (std::int64_t i = 0; i < y.size(); ++i)
+                  ASSERT_EQ(int(y[i]), int(expected[i])) << describe(l, i / size_in_bytes(format));
               }
         }
       }
@@ -70,8 +78,18 @@ TEST_P(Cast, UnalignedPointersAndGuards) {
       std::fill(y.begin(), y.end(), 0xaa);
       std::fill(expected.begin(), expected.end(), 0xaa);
       const void* from = half ? static_cast<const void*>(x16.data() + offset) : x.data() + offset;
-      cpu::CastLoop l{from, half ? DType::kBFloat16 : DType::kFloat32, false, 1.0f, y.data() + offset, DType::kE4M3, 2.0f, 200, Rounding::kNearest,
-                      Overflow::kNaN, 0, 0};
+      cpu::CastLoop l{from,
+                      half ? DType::kBFloat16 : DType::kFloat32,
+                      false,
+                      1.0f,
+                      y.data() + offset,
+                      DType::kE4M3,
+                      2.0f,
+                      200,
+                      Rounding::kNearest,
+                      Overflow::kNaN,
+                      0,
+                      0};
       const std::uint32_t max = loops().cast(l);
       l.y = expected.data() + offset;
       ASSERT_EQ(max, scalar_cast(l));
@@ -90,7 +108,10 @@ TEST_P(Cast, AllHalvesAtEightScales) {
           for (Overflow overflow : kOverflows)
             for (bool scaled : {false, true}) {
               if (quick() && scale != kScales[1]) continue;
-              expect_equal(loops(), {x.data(), x_type, scaled, 0.7f, nullptr, format, scale, 65536, rounding, overflow, 5, 0}, y, expected);
+              expect_equal(loops(),
+                           {x.data(), x_type, scaled, 0.7f, nullptr, format, scale, 65536, rounding,
+                            overflow, 5, 0},
+                           y, expected);
               if (HasFatalFailure()) return;
             }
 }
@@ -102,7 +123,10 @@ TEST_P(Cast, AllFp8CodesAtEightScales) {
     for (float scale : kScales)
       for (DType format : kFormats)
         for (Rounding rounding : kRoundings) {
-          expect_equal(loops(), {x.data(), x_type, true, 0.01f, nullptr, format, scale, 256, rounding, Overflow::kNaN, 5, 0}, y, expected);
+          expect_equal(loops(),
+                       {x.data(), x_type, true, 0.01f, nullptr, format, scale, 256, rounding,
+                        Overflow::kNaN, 5, 0},
+                       y, expected);
           if (HasFatalFailure()) return;
         }
 }
@@ -119,11 +143,16 @@ TEST_P(Cast, Floats) {
     while (!failed) {
       const std::uint64_t begin = next.fetch_add(stride * kChunk);
       if (begin >= 1ull << 32) return;
-      for (std::int64_t i = 0; i < kChunk; ++i) x[std::size_t(i)] = std::uint32_t(begin + stride * std::uint64_t(i));
+      for (std::int64_t i = 0; i < kChunk; ++i)
+        x[std::size_t(i)] = std::uint32_t(begin + stride * std::uint64_t(i));
       for (DType format : kFormats)
         for (Rounding rounding : kRoundings) {
-          const Overflow overflow = begin / stride / kChunk % 2 ? Overflow::kNaN : Overflow::kSaturate;
-          expect_equal(loops(), {x.data(), DType::kFloat32, false, 1.0f, nullptr, format, 1.0f, kChunk, rounding, overflow, 7, begin / 16 * 16}, y, expected);
+          const Overflow overflow =
+              begin / stride / kChunk % 2 ? Overflow::kNaN : Overflow::kSaturate;
+          expect_equal(loops(),
+                       {x.data(), DType::kFloat32, false, 1.0f, nullptr, format, 1.0f, kChunk,
+                        rounding, overflow, 7, begin / 16 * 16},
+                       y, expected);
           if (HasFatalFailure()) failed = true;
         }
     }
@@ -138,8 +167,12 @@ TEST_P(Cast, Floats) {
 TEST_P(Cast, RandomWordsBeyond32Bits) {
   std::vector<float> x(200, 1.03f);
   std::vector<std::uint8_t> y, expected;
-  for (std::uint64_t first : {0ull, 16ull, (1ull << 33) - 16, (1ull << 33) - 48, (1ull << 33) - 64, (1ull << 33) - 112, 1ull << 33, (1ull << 40) + 16}) {
-    expect_equal(loops(), {x.data(), DType::kFloat32, false, 1.0f, nullptr, DType::kE4M3, 1.0f, 200, Rounding::kStochastic, Overflow::kNaN, 3, first}, y, expected);
+  for (std::uint64_t first : {0ull, 16ull, (1ull << 33) - 16, (1ull << 33) - 48, (1ull << 33) - 64,
+                              (1ull << 33) - 112, 1ull << 33, (1ull << 40) + 16}) {
+    expect_equal(loops(),
+                 {x.data(), DType::kFloat32, false, 1.0f, nullptr, DType::kE4M3, 1.0f, 200,
+                  Rounding::kStochastic, Overflow::kNaN, 3, first},
+                 y, expected);
     if (HasFatalFailure()) return;
   }
 }
@@ -148,28 +181,48 @@ struct Shape {
   std::int64_t rows, cols;
 };
 
-void check_transpose(const cpu::Loops& loops, Shape shape, DType x_type, bool scaled, DType format, Edge edge) {
+void check_transpose(const cpu::Loops& loops, Shape shape, DType x_type, bool scaled, DType format,
+                     Edge edge) {
   const auto [rows, cols] = shape;
-  const std::int64_t n = rows * cols, stride = rows + 3;  // columns of a taller matrix: the three rows below stay untouched
-  EdgeArray<std::uint8_t> x(n * size_in_bytes(x_type), edge), y(n, edge), yt(cols == 0 ? 0 : (cols - 1) * stride + rows, edge);
+  const std::int64_t n = rows * cols,
+                     stride = rows +
+                              3;  // columns of a taller matrix: the three rows below stay untouched
+  EdgeArray<std::uint8_t> x(n * size_in_bytes(x_type), edge), y(n, edge),
+      yt(cols == 0 ? 0 : (cols - 1) * stride + rows, edge);
   std::vector<std::uint8_t> expected(static_cast<std::size_t>(n));
   fill_random(x.data(), x_type, n, std::uint64_t(n));
   std::memset(yt.data(), 0xaa, std::size_t(yt.size()));
-  cpu::CastLoop l{x.data(), x_type, scaled, 0.2f, y.data(), format, 9.0f, n, Rounding::kNearest, Overflow::kNaN, 0, 0};
+  cpu::CastLoop l{x.data(),           x_type,         scaled, 0.2f, y.data(), format, 9.0f, n,
+                  Rounding::kNearest, Overflow::kNaN, 0,      0};
   const std::uint32_t max = loops.cast_transpose({l, rows, cols, yt.data(), stride});
   l.y = expected.data();
   ASSERT_EQ(max, scalar_cast(l));
   for (std::int64_t i = 0; i < n; ++i) {
-    ASSERT_EQ(int(y[i]), int(expected[std::size_t(i)])) << rows << " x " << cols << ", element " << i;
-    ASSERT_EQ(int(yt[i % cols * stride + i / cols]), int(expected[std::size_t(i)])) << rows << " x " << cols << ", element " << i;
+    ASSERT_EQ(int(y[i]), int(expected[std::size_t(i)]))
+        << rows << " x " << cols << ", element " << i;
+    ASSERT_EQ(int(yt[i % cols * stride + i / cols]), int(expected[std::size_t(i)]))
+        << rows << " x " << cols << ", element " << i;
   }
   for (std::int64_t c = 0; c + 1 < cols; ++c)
-    for (std::int64_t r = rows; r < stride; ++r) ASSERT_EQ(int(yt[c * stride + r]), 0xaa) << rows << " x " << cols;
+    for (std::int64_t r = rows; r < stride; ++r)
+      ASSERT_EQ(int(yt[c * stride + r]), 0xaa) << rows << " x " << cols;
 }
 
 TEST_P(Cast, Transpose) {
   for (Edge edge : {Edge::kEnd, Edge::kBegin})
-    for (Shape shape : {Shape{0, 0}, {0, 7}, {7, 0}, {1, 1}, {3, 5}, {16, 16}, {1, 300}, {300, 1}, {61, 64}, {64, 128}, {65, 129}, {17, 200}, {130, 70}})
+    for (Shape shape : {Shape{0, 0},
+                        {0, 7},
+                        {7, 0},
+                        {1, 1},
+                        {3, 5},
+                        {16, 16},
+                        {1, 300},
+                        {300, 1},
+                        {61, 64},
+                        {64, 128},
+                        {65, 129},
+                        {17, 200},
+                        {130, 70}})
       for (DType format : {DType::kE4M3, DType::kE5M2})
         for (DType x_type : kAllTypes) {
           check_transpose(loops(), shape, x_type, size_in_bytes(x_type) != 4, format, edge);
@@ -185,13 +238,16 @@ TEST_P(Cast, TransposeAligned) {
   fill_random(x.data(), DType::kBFloat16, kRows * kCols, 4);
   std::vector<std::uint8_t> y(x.size()), expected(x.size());
   alignas(64) static std::uint8_t yt[kRows * kCols];
-  cpu::CastLoop l{x.data(), DType::kBFloat16, false, 1.0f, y.data(), DType::kE4M3, 2.0f, 0, Rounding::kNearest, Overflow::kSaturate, 0, 0};
+  cpu::CastLoop l{x.data(),           DType::kBFloat16,    false, 1.0f,
+                  y.data(),           DType::kE4M3,        2.0f,  0,
+                  Rounding::kNearest, Overflow::kSaturate, 0,     0};
   const std::uint32_t max = loops().cast_transpose({l, kRows, kCols, yt, kRows});
   l.y = expected.data();
   l.n = kRows * kCols;
   EXPECT_EQ(max, scalar_cast(l));
   EXPECT_EQ(y, expected);
-  for (std::int64_t i = 0; i < kRows * kCols; ++i) ASSERT_EQ(int(yt[i % kCols * kRows + i / kCols]), int(expected[std::size_t(i)])) << i;
+  for (std::int64_t i = 0; i < kRows * kCols; ++i)
+    ASSERT_EQ(int(yt[i % kCols * kRows + i / kCols]), int(expected[std::size_t(i)])) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, Cast, testing::ValuesIn(levels()), level_name);

@@ -1,4 +1,5 @@
-// Vector loops of every level this machine has == their scalar definitions, bit for bit: dequantisation, accumulation, reductions.
+// Vector loops of every level this machine has == their scalar definitions, bit for bit:
+// dequantisation, accumulation, reductions.
 #include "edge_array.h"
 #include "scalar_loops.h"
 
@@ -21,13 +22,15 @@ TEST_P(Loops, DequantizeEveryTypeAndLength) {
       for (DType x_type : kAllTypes)
         for (DType y_type : kPlainTypes)
           for (bool scaled : {false, true}) {
-            EdgeArray<std::uint8_t> x(n * size_in_bytes(x_type), edge), y(n * size_in_bytes(y_type), edge), expected(y.size(), edge);
+            EdgeArray<std::uint8_t> x(n * size_in_bytes(x_type), edge),
+                y(n * size_in_bytes(y_type), edge), expected(y.size(), edge);
             fill_random(x.data(), x_type, n, std::uint64_t(n));
             cpu::DequantizeLoop l{x.data(), x_type, scaled, 0.37f, y.data(), y_type, n};
             loops().dequantize(l);
             l.y = expected.data();
             scalar_dequantize(l);
-            ASSERT_EQ(y, expected) << name(x_type) << " -> " << name(y_type) << ", n " << n << ", scaled " << scaled;
+            ASSERT_EQ(y, expected)
+                << name(x_type) << " -> " << name(y_type) << ", n " << n << ", scaled " << scaled;
           }
 }
 
@@ -41,7 +44,13 @@ TEST_P(Loops, DequantizeEveryCodeAtExtremeScales) {
     for (DType y_type : kPlainTypes)
       for (float scale_inv : {1.0f, 0.37f, 0x1p-126f, 0x1p118f, 0x1p126f, 0x1p-20f, 3.0e38f}) {
         const bool byte = is_float8(x_type);
-        cpu::DequantizeLoop l{byte ? static_cast<const void*>(bytes.data()) : codes.data(), x_type, true, scale_inv, y.data(), y_type, byte ? 256 : 65536};
+        cpu::DequantizeLoop l{byte ? static_cast<const void*>(bytes.data()) : codes.data(),
+                              x_type,
+                              true,
+                              scale_inv,
+                              y.data(),
+                              y_type,
+                              byte ? 256 : 65536};
         loops().dequantize(l);
         l.y = expected.data();
         scalar_dequantize(l);
@@ -56,7 +65,8 @@ TEST_P(Loops, DequantizeFloats) {
   std::vector<std::uint32_t> x(kChunk);
   std::vector<std::uint16_t> y(kChunk), expected(kChunk);
   for (std::uint64_t begin = 0; begin < 1ull << 32; begin += stride * kChunk) {
-    for (std::int64_t i = 0; i < kChunk; ++i) x[std::size_t(i)] = std::uint32_t(begin + stride * std::uint64_t(i));
+    for (std::int64_t i = 0; i < kChunk; ++i)
+      x[std::size_t(i)] = std::uint32_t(begin + stride * std::uint64_t(i));
     for (DType y_type : {DType::kFloat16, DType::kBFloat16}) {
       cpu::DequantizeLoop l{x.data(), DType::kFloat32, false, 1.0f, y.data(), y_type, kChunk};
       loops().dequantize(l);
@@ -73,17 +83,22 @@ TEST_P(Loops, Accumulate) {
       for (DType x_type : kAllTypes)
         for (DType format : kFormats)
           for (bool measure : {false, true}) {
-            EdgeArray<std::uint8_t> x(n * size_in_bytes(x_type), edge), sum(n * size_in_bytes(format), edge), expected(sum.size(), edge);
+            EdgeArray<std::uint8_t> x(n * size_in_bytes(x_type), edge),
+                sum(n * size_in_bytes(format), edge), expected(sum.size(), edge);
             fill_random(x.data(), x_type, n, std::uint64_t(n));
             fill_random(sum.data(), format, n, std::uint64_t(n + 1));
             std::memcpy(expected.data(), sum.data(), std::size_t(sum.size()));
-            cpu::AccumulateLoop l{x.data(), x_type, 0.3f, sum.data(), format, 0.7f, 3.3f, n, measure, 77, 32};
+            cpu::AccumulateLoop l{x.data(), x_type, 0.3f,    sum.data(), format, 0.7f,
+                                  3.3f,     n,      measure, 77,         32};
             const std::uint32_t max = loops().accumulate(l);
             l.sum = expected.data();
-            const std::uint32_t expected_max = scalar_accumulate(l);  // of NaN + NaN, which payload survives is the compiler's choice
-            ASSERT_TRUE(max == expected_max || (max > numerics::kInfBits && expected_max > numerics::kInfBits))
+            const std::uint32_t expected_max = scalar_accumulate(
+                l);  // of NaN + NaN, which payload survives is the compiler's choice
+            ASSERT_TRUE(max == expected_max ||
+                        (max > numerics::kInfBits && expected_max > numerics::kInfBits))
                 << name(x_type) << " + " << name(format) << ", n " << n;
-            ASSERT_EQ(sum, expected) << name(x_type) << " + " << name(format) << ", n " << n << ", measure " << measure;
+            ASSERT_EQ(sum, expected)
+                << name(x_type) << " + " << name(format) << ", n " << n << ", measure " << measure;
           }
 }
 
@@ -93,10 +108,12 @@ TEST_P(Loops, Amax) {
       for (DType type : kAllTypes) {
         EdgeArray<std::uint8_t> x(n * size_in_bytes(type), edge);
         fill_random(x.data(), type, n, std::uint64_t(n));
-        ASSERT_EQ(loops().amax(x.data(), type, n), scalar_amax(x.data(), type, n)) << name(type) << ", n " << n;
+        ASSERT_EQ(loops().amax(x.data(), type, n), scalar_amax(x.data(), type, n))
+            << name(type) << ", n " << n;
         // ordinary numbers, the largest at any place
         for (std::int64_t i = 0; i < x.size(); ++i) x[i] &= type == DType::kFloat32 ? 0x3f : 0x37;
-        ASSERT_EQ(loops().amax(x.data(), type, n), scalar_amax(x.data(), type, n)) << name(type) << ", n " << n;
+        ASSERT_EQ(loops().amax(x.data(), type, n), scalar_amax(x.data(), type, n))
+            << name(type) << ", n " << n;
       }
 }
 
@@ -115,7 +132,9 @@ TEST_P(Loops, AmaxSeesNonFiniteValuesInEveryLane) {
         ASSERT_GE(amax, numerics::kInfBits) << at;
         for (DType format : kFormats) {  // and the cast reports it too
           std::vector<std::uint16_t> y(std::size_t(n), 0);
-          cpu::CastLoop l{x.data(), type, false, 1.0f, y.data(), format, 1.0f, n, Rounding::kNearest, Overflow::kNaN, 0, 0};
+          cpu::CastLoop l{x.data(),           type,           false, 1.0f,
+                          y.data(),           format,         1.0f,  n,
+                          Rounding::kNearest, Overflow::kNaN, 0,     0};
           ASSERT_EQ(loops().cast(l), amax) << at;
         }
       }
@@ -130,8 +149,10 @@ TEST_P(Loops, SumOfSquares) {
           fill_random(x.data(), type, n, std::uint64_t(n));
           if (finite)
             for (std::int64_t i = 0; i < x.size(); ++i) x[i] &= 0xb7;
-          const double sum = loops().sum_of_squares(x.data(), type, n), expected = scalar_sum_of_squares(x.data(), type, n);
-          ASSERT_TRUE(sum == expected || (std::isnan(sum) && std::isnan(expected))) << name(type) << ", n " << n << ": " << sum << ", " << expected;
+          const double sum = loops().sum_of_squares(x.data(), type, n),
+                       expected = scalar_sum_of_squares(x.data(), type, n);
+          ASSERT_TRUE(sum == expected || (std::isnan(sum) && std::isnan(expected)))
+              << name(type) << ", n " << n << ": " << sum << ", " << expected;
           ASSERT_TRUE(!finite || std::isfinite(sum)) << name(type);
         }
 }

@@ -1,7 +1,7 @@
 // Sum of two gradients in FP32, requantised.
 #include "kernels/cpu/isa/loops.h"
-#include "kernels/cpu/isa/simd_convert.h"
 #include "kernels/cpu/isa/padding.h"
+#include "kernels/cpu/isa/simd_convert.h"
 #include "kernels/element.h"
 
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
@@ -17,7 +17,8 @@ constexpr DType kTypeOf<E5M2> = DType::kE5M2;
 template <DType X, class F, bool kMeasure>
 [[gnu::noinline]] std::uint32_t accumulate_pass(const AccumulateLoop& l) {
   constexpr DType kSum = kTypeOf<F>;
-  const AccumulateLoop a = l;  // a copy: stores through a byte pointer could change what `l` refers to
+  const AccumulateLoop a =
+      l;  // a copy: stores through a byte pointer could change what `l` refers to
   const std::int64_t whole = a.n / kGroup * kGroup;
   U32 max{};
   for (std::int64_t i = 0; i < whole; i += kGroup) {
@@ -29,8 +30,9 @@ template <DType X, class F, bool kMeasure>
       max = max_bits(max, magnitude(sum.v[j]));
     }
     if constexpr (!kMeasure)
-      encode_group<F, Rounding::kStochastic, Overflow::kNaN>(static_cast<typename F::Bits*>(p), sum, a.scale,
-                                                             random_group(a.key, a.first + std::uint64_t(i)));
+      encode_group<F, Rounding::kStochastic, Overflow::kNaN>(
+          static_cast<typename F::Bits*>(p), sum, a.scale,
+          random_group(a.key, a.first + std::uint64_t(i)));
   }
   std::uint32_t result = largest(max);
   if (whole == a.n) return result;
@@ -42,7 +44,8 @@ template <DType X, class F, bool kMeasure>
     rest.first = a.first + std::uint64_t(whole);
     result = numerics::max_bits(result, accumulate_pass<X, F, kMeasure>(rest));
   };
-  with_padding<size_in_bytes(X), size_in_bytes(kSum)>(element_pointer(a.x, X, whole), element_pointer(a.sum, kSum, whole), a.n - whole, run);
+  with_padding<size_in_bytes(X), size_in_bytes(kSum)>(
+      element_pointer(a.x, X, whole), element_pointer(a.sum, kSum, whole), a.n - whole, run);
   return result;
 }
 
@@ -66,7 +69,9 @@ std::uint32_t accumulate_to(const AccumulateLoop& l) {
 }  // namespace
 
 std::uint32_t accumulate(const AccumulateLoop& l) {
-  return l.format == DType::kE4M3 ? accumulate_to<E4M3>(l) : l.format == DType::kE5M2 ? accumulate_to<E5M2>(l) : accumulate_to<Fp16>(l);
+  return l.format == DType::kE4M3   ? accumulate_to<E4M3>(l)
+         : l.format == DType::kE5M2 ? accumulate_to<E5M2>(l)
+                                    : accumulate_to<Fp16>(l);
 }
 
 }  // namespace fp8amp::kernels::cpu::FP8AMP_ISA

@@ -1,7 +1,7 @@
 // Storage formats to plain numbers.
 #include "kernels/cpu/isa/loops.h"
-#include "kernels/cpu/isa/simd_convert.h"
 #include "kernels/cpu/isa/padding.h"
+#include "kernels/cpu/isa/simd_convert.h"
 #include "kernels/element.h"
 
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
@@ -25,7 +25,8 @@ template <DType X, DType Y, bool kScaled>
     rest.n = kGroup;
     dequantize_to<X, Y, kScaled>(rest);
   };
-  with_padding<size_in_bytes(X), size_in_bytes(Y)>(element_pointer(l.x, X, whole), element_pointer(l.y, Y, whole), l.n - whole, run);
+  with_padding<size_in_bytes(X), size_in_bytes(Y)>(
+      element_pointer(l.x, X, whole), element_pointer(l.y, Y, whole), l.n - whole, run);
 }
 
 template <DType X, DType Y>

@@ -9,7 +9,8 @@
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
 namespace {
 
-// The largest code without its sign: codes of a float type are ordered like their magnitudes, NaN above Inf above the rest.
+// The largest code without its sign: codes of a float type are ordered like their magnitudes, NaN
+// above Inf above the rest.
 template <class Code>
 Code largest_code(const void* x, std::int64_t n) {
   typedef std::make_signed_t<Code> Signed;
@@ -38,7 +39,8 @@ Code largest_code(const void* x, std::int64_t n) {
 
 template <DType T>
 double sum_of_squares_of(const void* x, std::int64_t n) {
-  constexpr int kDoubles = kBytes / 8, kSums = 8 / kDoubles;  // lanes of one vector, vectors of the 8 partial sums
+  constexpr int kDoubles = kBytes / 8,
+                kSums = 8 / kDoubles;  // lanes of one vector, vectors of the 8 partial sums
   F64 part[kSums] = {};
   std::int64_t i = 0;
   for (; i + kGroup <= n; i += kGroup) {
@@ -78,7 +80,8 @@ std::uint32_t amax(const void* x, DType x_type, std::int64_t n) {
   using numerics::float_bits;
   switch (x_type) {
     case DType::kFloat32: return largest_code<std::uint32_t>(x, n);
-    case DType::kFloat16: return float_bits(numerics::half_to_float(largest_code<std::uint16_t>(x, n)));
+    case DType::kFloat16:
+      return float_bits(numerics::half_to_float(largest_code<std::uint16_t>(x, n)));
     case DType::kBFloat16: return std::uint32_t(largest_code<std::uint16_t>(x, n)) << 16;
     case DType::kE4M3: return float_bits(numerics::decode<E4M3>(largest_code<std::uint8_t>(x, n)));
     case DType::kE5M2: return float_bits(numerics::decode<E5M2>(largest_code<std::uint8_t>(x, n)));

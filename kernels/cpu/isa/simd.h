@@ -1,8 +1,10 @@
-// Vectors of the width of the instruction-set level, as GCC/Clang vector extensions: one source for SSE4, AVX2, AVX-512 and NEON. Intrinsics
-// stand only where the compilers miss an instruction (narrowing, widening, FP16, square root), each beside a portable twin.
+// Vectors of the width of the instruction-set level, as GCC/Clang vector extensions: one source for
+// SSE4, AVX2, AVX-512 and NEON. Intrinsics stand only where the compilers miss an instruction
+// (narrowing, widening, FP16, square root), each beside a portable twin.
 //
-// The loops work on groups of kGroup elements, whatever the storage type: four F32 vectors, two U16 vectors or one U8 vector. kGroup is a
-// multiple of 16, the period of the random words. simd_convert.h converts groups.
+// The loops work on groups of kGroup elements, whatever the storage type: four F32 vectors, two U16
+// vectors or one U8 vector. kGroup is a multiple of 16, the period of the random words.
+// simd_convert.h converts groups.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -13,7 +15,8 @@
 #include <immintrin.h>
 #endif
 
-// Bytes of one vector. Tests may ask for another width than the level's: the compiler splits or joins registers.
+// Bytes of one vector. Tests may ask for another width than the level's: the compiler splits or
+// joins registers.
 #ifndef FP8AMP_SIMD_BYTES
 #if defined(__AVX512BW__)
 #define FP8AMP_SIMD_BYTES 64
@@ -61,7 +64,8 @@ inline F32 floats(U32 x) { return std::bit_cast<F32>(x); }
 inline I32 as_signed(U32 x) { return std::bit_cast<I32>(x); }
 inline U32 magnitude(F32 x) { return bits(x) & 0x7fffffffu; }
 
-// Minima and maxima of bits of non-negative floats: as signed integers, for which SSE4, AVX2 and NEON have instructions.
+// Minima and maxima of bits of non-negative floats: as signed integers, for which SSE4, AVX2 and
+// NEON have instructions.
 inline U32 min_bits(U32 a, U32 b) {
   const I32 x = as_signed(a), y = as_signed(b);
   return std::bit_cast<U32>(x < y ? x : y);
@@ -70,7 +74,9 @@ inline U32 max_bits(U32 a, U32 b) {
   const I32 x = as_signed(a), y = as_signed(b);
   return std::bit_cast<U32>(x > y ? x : y);
 }
-inline U32 greater(U32 a, U32 b) { return std::bit_cast<U32>(as_signed(a) > as_signed(b)); }  // all ones or 0
+inline U32 greater(U32 a, U32 b) {
+  return std::bit_cast<U32>(as_signed(a) > as_signed(b));
+}  // all ones or 0
 inline U32 select(U32 mask, U32 a, U32 b) { return std::bit_cast<I32>(mask) ? a : b; }
 inline std::uint32_t largest(U32 v) {
   std::uint32_t r = 0;
@@ -107,7 +113,8 @@ template <int kFirst, class V, int... I>
 inline auto half_of(V x, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(x, x, (kFirst + I)...);
 }
-#if defined(FP8AMP_SIMD_AVX512)  // with maskz_ intrinsics: GCC 12 warns of uninitialised variables in the plain ones
+#if defined(FP8AMP_SIMD_AVX512)  // with maskz_ intrinsics: GCC 12 warns of uninitialised variables
+                                 // in the plain ones
 inline constexpr __mmask16 kAll16 = 0xffff;
 template <class V>
 inline __m256i lower_half(V x) {
@@ -125,7 +132,8 @@ inline V join_halves(__m256i a, __m256i b) {
 }
 #endif
 
-// ---- widening: one vector to two of lanes twice as wide, in order; the value lands in the upper half of its lane
+// ---- widening: one vector to two of lanes twice as wide, in order; the value lands in the upper
+// half of its lane
 struct U16Pair {
   U16 a, b;
 };
@@ -137,11 +145,14 @@ inline U16Pair widen_up(U8 x) {  // byte << 8
   return {std::bit_cast<U16>(_mm512_maskz_cvtepu8_epi16(~__mmask32{}, lower_half(x))) << 8,
           std::bit_cast<U16>(_mm512_maskz_cvtepu8_epi16(~__mmask32{}, upper_half(x))) << 8};
 #elif defined(FP8AMP_SIMD_AVX2)
-  const __m256i v = _mm256_permute4x64_epi64(std::bit_cast<__m256i>(x), 0xd8), zero = _mm256_setzero_si256();
-  return {std::bit_cast<U16>(_mm256_unpacklo_epi8(zero, v)), std::bit_cast<U16>(_mm256_unpackhi_epi8(zero, v))};
+  const __m256i v = _mm256_permute4x64_epi64(std::bit_cast<__m256i>(x), 0xd8),
+                zero = _mm256_setzero_si256();
+  return {std::bit_cast<U16>(_mm256_unpacklo_epi8(zero, v)),
+          std::bit_cast<U16>(_mm256_unpackhi_epi8(zero, v))};
 #else
   using Index = std::make_integer_sequence<int, kBytes>;
-  return {std::bit_cast<U16>(zip<U8, 0>(U8{}, x, Index{})), std::bit_cast<U16>(zip<U8, kBytes / 2>(U8{}, x, Index{}))};
+  return {std::bit_cast<U16>(zip<U8, 0>(U8{}, x, Index{})),
+          std::bit_cast<U16>(zip<U8, kBytes / 2>(U8{}, x, Index{}))};
 #endif
 }
 inline U32Pair widen_up(U16 x) {  // half-word << 16
@@ -149,11 +160,14 @@ inline U32Pair widen_up(U16 x) {  // half-word << 16
   return {std::bit_cast<U32>(_mm512_maskz_cvtepu16_epi32(kAll16, lower_half(x))) << 16,
           std::bit_cast<U32>(_mm512_maskz_cvtepu16_epi32(kAll16, upper_half(x))) << 16};
 #elif defined(FP8AMP_SIMD_AVX2)
-  const __m256i v = _mm256_permute4x64_epi64(std::bit_cast<__m256i>(x), 0xd8), zero = _mm256_setzero_si256();
-  return {std::bit_cast<U32>(_mm256_unpacklo_epi16(zero, v)), std::bit_cast<U32>(_mm256_unpackhi_epi16(zero, v))};
+  const __m256i v = _mm256_permute4x64_epi64(std::bit_cast<__m256i>(x), 0xd8),
+                zero = _mm256_setzero_si256();
+  return {std::bit_cast<U32>(_mm256_unpacklo_epi16(zero, v)),
+          std::bit_cast<U32>(_mm256_unpackhi_epi16(zero, v))};
 #else
   using Index = std::make_integer_sequence<int, kBytes / 2>;
-  return {std::bit_cast<U32>(zip<U16, 0>(U16{}, x, Index{})), std::bit_cast<U32>(zip<U16, kBytes / 4>(U16{}, x, Index{}))};
+  return {std::bit_cast<U32>(zip<U16, 0>(U16{}, x, Index{})),
+          std::bit_cast<U32>(zip<U16, kBytes / 4>(U16{}, x, Index{}))};
 #endif
 }
 
@@ -173,7 +187,8 @@ inline F64 upper_doubles(F32 x) {
 #elif defined(FP8AMP_SIMD_AVX2)
   return std::bit_cast<F64>(_mm256_cvtps_pd(_mm256_extractf128_ps(std::bit_cast<__m256>(x), 1)));
 #else
-  return __builtin_convertvector(half_of<kLanes / 2>(x, std::make_integer_sequence<int, kLanes / 2>{}), F64);
+  return __builtin_convertvector(
+      half_of<kLanes / 2>(x, std::make_integer_sequence<int, kLanes / 2>{}), F64);
 #endif
 }
 
@@ -188,7 +203,8 @@ inline U16 narrow(U32 a, U32 b) {
 #elif defined(__SSE4_2__) && FP8AMP_SIMD_BYTES == 16
   return std::bit_cast<U16>(_mm_packus_epi32(std::bit_cast<__m128i>(a), std::bit_cast<__m128i>(b)));
 #else
-  return even_of(std::bit_cast<U16>(a), std::bit_cast<U16>(b), std::make_integer_sequence<int, kBytes / 2>{});
+  return even_of(std::bit_cast<U16>(a), std::bit_cast<U16>(b),
+                 std::make_integer_sequence<int, kBytes / 2>{});
 #endif
 }
 inline U8 narrow(U16 a, U16 b) {
@@ -201,14 +217,16 @@ inline U8 narrow(U16 a, U16 b) {
 #elif defined(__SSE4_2__) && FP8AMP_SIMD_BYTES == 16
   return std::bit_cast<U8>(_mm_packus_epi16(std::bit_cast<__m128i>(a), std::bit_cast<__m128i>(b)));
 #else
-  return even_of(std::bit_cast<U8>(a), std::bit_cast<U8>(b), std::make_integer_sequence<int, kBytes>{});
+  return even_of(std::bit_cast<U8>(a), std::bit_cast<U8>(b),
+                 std::make_integer_sequence<int, kBytes>{});
 #endif
 }
 inline U8 narrow(U32 a, U32 b, U32 c, U32 d) {
 #if defined(FP8AMP_SIMD_AVX2)  // one lane-crossing permutation instead of three
   const __m256i lo = _mm256_packus_epi32(std::bit_cast<__m256i>(a), std::bit_cast<__m256i>(b));
   const __m256i hi = _mm256_packus_epi32(std::bit_cast<__m256i>(c), std::bit_cast<__m256i>(d));
-  return std::bit_cast<U8>(_mm256_permutevar8x32_epi32(_mm256_packus_epi16(lo, hi), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  return std::bit_cast<U8>(_mm256_permutevar8x32_epi32(_mm256_packus_epi16(lo, hi),
+                                                       _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 #else
   return narrow(narrow(a, b), narrow(c, d));
 #endif
