@@ -44,7 +44,7 @@ struct Stored {
   }
   void assign(const std::vector<float>& x) {
     if (type == DType::kFloat32) {
-      std::memcpy(bytes.data(), x.data(), bytes.size());
+      if (!x.empty()) std::memcpy(bytes.data(), x.data(), bytes.size());
       return;
     }
     float amax = 0;
