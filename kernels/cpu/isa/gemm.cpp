@@ -35,6 +35,9 @@ constexpr int kTileColumns = kVectors * kLanes, kTile = kTileRows * kTileColumns
 // 512 rows or columns, k of 192 or 384, or A blocks of twice the size cost 1 to 3 %.
 constexpr std::int64_t kBlockK = 256, kPackRows = 96 / kTileRows * kTileRows;
 constexpr std::int64_t kBlockRows = 1024, kBlockColumns = 1024;
+// With one block of A, B is packed for one use: keep it in L2. (k contiguous only: elsewhere narrow
+// blocks would jump through memory.)
+constexpr std::int64_t kFewRowsColumns = 256;
 constexpr int kCacheLine = 64 / sizeof(float);
 
 inline F32 multiply_add(F32 a, F32 b, F32 c) {
@@ -218,7 +221,8 @@ void multiply_panels(const GemmLoop& l, const Block& block, const Step& step, st
     for (std::int64_t m = m0; m < m1; m += kTileRows) {
       const float* a = step.a + (m - m0) * step.kc;
       const int rows = static_cast<int>(smaller(kTileRows, m1 - m));
-      float* sums = step.sums + (column_panel * step.panels + (m - block.m0) / kTileRows) * kTile;
+      const std::int64_t number = column_panel * step.panels + (m - block.m0) / kTileRows;
+      float* sums = step.sums ? step.sums + number * kTile : nullptr;
       const TileFunction multiply = tile_function(rows, std::make_index_sequence<kTileRows>());
       const float* start = step.first ? nullptr : sums;
       if (start)  // the next tile's, 3 % with those of D below
@@ -269,7 +273,9 @@ void gemm(const GemmLoop& l) {
   static thread_local Workspace workspace;
   const std::int64_t rows =
       equal_blocks(l.m1 - l.m0, l.k > kBlockK ? kBlockRows : l.m1 - l.m0, kTileRows);
-  const std::int64_t columns = equal_blocks(l.n1 - l.n0, kBlockColumns, kTileColumns);
+  const bool few_rows = l.m1 - l.m0 <= kPackRows && l.b_k == 1;
+  const std::int64_t most_columns = few_rows ? kFewRowsColumns : kBlockColumns;
+  const std::int64_t columns = equal_blocks(l.n1 - l.n0, most_columns, kTileColumns);
   for (std::int64_t n = l.n0; n < l.n1; n += columns) {
     const std::int64_t n1 = smaller(n + columns, l.n1);
     const float* bias = nullptr;
