@@ -14,11 +14,11 @@ struct AdamTensor {
   void* m;
   void* v;
   DType p_type, g_type, m_type, v_type;
-  float* p_scale_inv;        // null where the tensor is plain (scale 1)
+  float* p_scale_inv;  // null where the tensor is plain (scale 1)
   const float* g_scale_inv;
   float* m_scale_inv;
   float* v_scale_inv;
-  float* amax;               // float[4]: p, m, v, g
+  float* amax;  // float[4]: p, m, v, g
   float* step;
   std::int64_t n;
   std::uint32_t id;
@@ -34,7 +34,8 @@ struct AdamArgs {
   void* stream;
 };
 
-// The random stream of one tensor's master weight, first and second moment: `purpose` of numerics::random_key.
+// The random stream of one tensor's master weight, first and second moment: `purpose` of
+// numerics::random_key.
 inline constexpr std::uint32_t kMomentStream = 0, kSecondMomentStream = 1, kMasterStream = 2;
 
 namespace cpu {

@@ -30,19 +30,30 @@ inline void store_element(void* y, DType type, std::int64_t i, float value) {
 }
 
 // Codes of a storage format: E4M3, E5M2 or scaled FP16.
-inline void store_code(void* y, DType format, std::int64_t i, float value, float scale, Rounding rounding, Overflow overflow,
-                       std::uint32_t random) {
+inline void store_code(void* y, DType format, std::int64_t i, float value, float scale,
+                       Rounding rounding, Overflow overflow, std::uint32_t random) {
   using namespace numerics;
   switch (format) {
-    case DType::kE4M3: static_cast<std::uint8_t*>(y)[i] = quantize_element<E4M3>(value, scale, rounding, overflow, random); break;
-    case DType::kE5M2: static_cast<std::uint8_t*>(y)[i] = quantize_element<E5M2>(value, scale, rounding, overflow, random); break;
-    default: static_cast<std::uint16_t*>(y)[i] = quantize_element<Fp16>(value, scale, rounding, overflow, random); break;
+    case DType::kE4M3:
+      static_cast<std::uint8_t*>(y)[i] =
+          quantize_element<E4M3>(value, scale, rounding, overflow, random);
+      break;
+    case DType::kE5M2:
+      static_cast<std::uint8_t*>(y)[i] =
+          quantize_element<E5M2>(value, scale, rounding, overflow, random);
+      break;
+    default:
+      static_cast<std::uint16_t*>(y)[i] =
+          quantize_element<Fp16>(value, scale, rounding, overflow, random);
+      break;
   }
 }
 
 inline const void* element_pointer(const void* x, DType type, std::int64_t i) {
   return static_cast<const char*>(x) + i * size_in_bytes(type);
 }
-inline void* element_pointer(void* x, DType type, std::int64_t i) { return static_cast<char*>(x) + i * size_in_bytes(type); }
+inline void* element_pointer(void* x, DType type, std::int64_t i) {
+  return static_cast<char*>(x) + i * size_in_bytes(type);
+}
 
 }  // namespace fp8amp::kernels

@@ -7,7 +7,8 @@
 namespace fp8amp::kernels {
 
 // D[m, n] (row-major) = sum_k A[m, k] B[k, n] * *a_scale_inv * *b_scale_inv + bias[n] (+ D[m, n]).
-// A[m, k] is at a[m * a_row + k * a_k], B[k, n] at b[n * b_row + k * b_k]; one of each pair of strides is 1.
+// A[m, k] is at a[m * a_row + k * a_k], B[k, n] at b[n * b_row + k * b_k]; one of each pair of
+// strides is 1.
 struct GemmArgs {
   const std::uint8_t* a;
   DType a_type;
@@ -19,7 +20,7 @@ struct GemmArgs {
   const float* b_scale_inv;  // may be null: 1
   void* d;
   DType d_type;
-  const void* bias;          // may be null
+  const void* bias;  // may be null
   DType bias_type;
   std::int64_t m, n, k;
   bool accumulate;

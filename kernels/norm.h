@@ -20,7 +20,8 @@ struct NormArgs {
   void* stream;
 };
 
-// Every tensor *= min(1, max_norm / (*norm + 1e-6)): scale_inv where there is one, else the values. Nothing changes where norm is not finite.
+// Every tensor *= min(1, max_norm / (*norm + 1e-6)): scale_inv where there is one, else the values.
+// Nothing changes where norm is not finite.
 struct ClipArgs {
   std::span<const NormTensor> tensors;
   const float* norm;

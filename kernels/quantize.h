@@ -1,4 +1,5 @@
-// Casts, maxima and sums of squares: arguments and the two backends. Raw pointers; scales and maxima live on the device of the data.
+// Casts, maxima and sums of squares: arguments and the two backends. Raw pointers; scales and
+// maxima live on the device of the data.
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/formats.h>
@@ -35,8 +36,8 @@ struct QuantizeArgs {
   float* scale_inv;
   std::int64_t n;
   ScaleSource source;
-  const float* scale;        // kGiven
-  float* history;            // kDelayed: see fp8amp/recipe.h
+  const float* scale;  // kGiven
+  float* history;      // kDelayed: see fp8amp/recipe.h
   std::int64_t history_length;
   bool update_history;
   ScaleRounding scale_rounding;
@@ -46,7 +47,7 @@ struct QuantizeArgs {
   std::uint32_t key;         // of the random bits
   float* amax;               // may be null
   float* found_inf;          // may be null
-  std::uint8_t* transposed;  // may be null; else x is [rows, cols], n = rows * cols, format is float8
+  std::uint8_t* transposed;  // may be null; else x is [rows, cols], and the format float8
   std::int64_t rows, cols;
   void* stream;
 };
@@ -54,14 +55,15 @@ struct QuantizeArgs {
 struct DequantizeArgs {
   const void* x;
   DType x_type;
-  const float* scale_inv;    // may be null
+  const float* scale_inv;  // may be null
   void* y;
   DType y_type;
   std::int64_t n;
   void* stream;
 };
 
-// sum = format(sum * *sum_scale_inv + x * *x_scale_inv) under a new power-of-two scale; stochastic; Inf becomes NaN.
+// sum = format(sum * *sum_scale_inv + x * *x_scale_inv) under a new power-of-two scale; stochastic;
+// Inf becomes NaN.
 struct AccumulateArgs {
   const void* x;
   DType x_type;
@@ -73,11 +75,12 @@ struct AccumulateArgs {
   void* stream;
 };
 
-// Key of the random bits of an accumulation, from the bits of max |x| and max |sum| (values, after their scale_inv; sum as it was
-// before). Step 0, tensor 0, purpose 3 (0 to 2 are Adam's).
+// Key of the random bits of an accumulation, from the bits of max |x| and max |sum| (values, after
+// their scale_inv; sum as it was before). Step 0, tensor 0, purpose 3 (0 to 2 are Adam's).
 inline constexpr std::uint32_t kAccumulateStream = 3;
 inline std::uint32_t accumulate_key(std::uint32_t x_amax_bits, std::uint32_t sum_amax_bits) {
-  return numerics::random_key(std::uint64_t(sum_amax_bits) << 32 | x_amax_bits, 0, 0, kAccumulateStream);
+  return numerics::random_key(std::uint64_t(sum_amax_bits) << 32 | x_amax_bits, 0, 0,
+                              kAccumulateStream);
 }
 
 namespace cpu {

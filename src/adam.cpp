@@ -11,7 +11,8 @@ namespace fp8amp {
 namespace {
 
 void check_parameter(const char* op, const AdamParameter& p, Device device) {
-  check::scaled(op, "grad", p.grad, {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2});
+  check::scaled(op, "grad", p.grad,
+                {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2});
   check::device(op, "grad", p.grad.payload(), device);
   check::dtype(op, "amax", p.amax, {DType::kFloat32});
   check::shape(op, "amax", p.amax, {4});
@@ -21,7 +22,8 @@ void check_parameter(const char* op, const AdamParameter& p, Device device) {
 void check_states(const char* op, const AdamParameter& p, Level level, Device device) {
   check::scaled(op, "param", p.param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
   check::scaled(op, "exp_avg", p.exp_avg, {DType::kFloat32, DType::kE4M3});
-  check::scaled(op, "exp_avg_sq", p.exp_avg_sq, {DType::kFloat32, DType::kFloat16, DType::kE4M3, DType::kE5M2});
+  check::scaled(op, "exp_avg_sq", p.exp_avg_sq,
+                {DType::kFloat32, DType::kFloat16, DType::kE4M3, DType::kE5M2});
   const std::pair<const char*, const ScaledTensor*> all[] = {
       {"grad", &p.grad}, {"exp_avg", &p.exp_avg}, {"exp_avg_sq", &p.exp_avg_sq}};
   for (const auto& [name, t] : all) {
@@ -31,7 +33,8 @@ void check_states(const char* op, const AdamParameter& p, Level level, Device de
   check::scalar(op, "step", p.step, device);
   for (const ScaledTensor* t : {&p.param, &p.exp_avg_sq})
     if (t->dtype() == DType::kFloat16 && !t->scaled())
-      check::fail(op, t == &p.param ? "param" : "exp_avg_sq", "have a scale_inv", "a plain float16 tensor");
+      check::fail(op, t == &p.param ? "param" : "exp_avg_sq", "have a scale_inv",
+                  "a plain float16 tensor");
   if (level == Level::kAny || !p.param.scaled()) return;
   const bool o2 = level == Level::kO2;
   check::dtype(op, "param", p.param.payload(), {DType::kFloat16});
@@ -42,16 +45,20 @@ void check_states(const char* op, const AdamParameter& p, Level level, Device de
 void check_hyperparameters(const char* op, const AdamOptions& o) {
   check::finite(op, "lr", o.lr);
   check::finite(op, "weight_decay", o.weight_decay);
-  if (!(o.eps >= 0) || !std::isfinite(o.eps)) check::fail(op, "eps", "be >= 0", std::to_string(o.eps));
+  if (!(o.eps >= 0) || !std::isfinite(o.eps))
+    check::fail(op, "eps", "be >= 0", std::to_string(o.eps));
   for (int i = 0; i < 2; ++i) {
     const double b = o.betas[static_cast<std::size_t>(i)];
-    if (!(b >= 0 && b < 1)) check::fail(op, "betas[" + std::to_string(i) + "]", "be in [0, 1)", std::to_string(b));
+    if (!(b >= 0 && b < 1))
+      check::fail(op, "betas[" + std::to_string(i) + "]", "be in [0, 1)", std::to_string(b));
   }
 }
 
 kernels::AdamTensor make_tensor(const AdamParameter& p, bool update) {
   const auto scale_inv = [&](const ScaledTensor& t) {
-    return !t.scaled() ? nullptr : update ? t.scale_inv().mutable_data_as<float>() : const_cast<float*>(t.scale_inv().data_as<float>());
+    return !t.scaled() ? nullptr
+           : update    ? t.scale_inv().mutable_data_as<float>()
+                       : const_cast<float*>(t.scale_inv().data_as<float>());
   };
   kernels::AdamTensor k{};
   k.g = p.grad.payload().data();
@@ -74,7 +81,8 @@ kernels::AdamTensor make_tensor(const AdamParameter& p, bool update) {
   return k;
 }
 
-std::vector<kernels::AdamTensor> make_tensors(std::span<const AdamParameter> parameters, bool update) {
+std::vector<kernels::AdamTensor> make_tensors(std::span<const AdamParameter> parameters,
+                                              bool update) {
   std::vector<kernels::AdamTensor> tensors;
   tensors.reserve(parameters.size());
   for (const AdamParameter& p : parameters) tensors.push_back(make_tensor(p, update));
@@ -95,7 +103,8 @@ void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_in
   args.stream = stream;
   switch (device.type) {
     case DeviceType::kCpu: return kernels::cpu::grad_amax(args, found_inf.mutable_data_as<float>());
-    case DeviceType::kCuda: return kernels::cuda::grad_amax(args, found_inf.mutable_data_as<float>());
+    case DeviceType::kCuda:
+      return kernels::cuda::grad_amax(args, found_inf.mutable_data_as<float>());
   }
 }
 
@@ -129,12 +138,14 @@ void adam_update(std::span<const AdamParameter> parameters, const AdamOptions& o
 
 void adam_step(std::span<const AdamParameter> parameters, AdamOptions options) {
   if (parameters.empty()) return;
-  if (!options.found_inf.defined()) options.found_inf = Tensor::allocate({}, DType::kFloat32, parameters.front().param.device());
+  if (!options.found_inf.defined())
+    options.found_inf = Tensor::allocate({}, DType::kFloat32, parameters.front().param.device());
   grad_amax(parameters, options.found_inf, options.stream);
   adam_update(parameters, options);
 }
 
-AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad, Level level, std::uint32_t id) {
+AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad, Level level,
+                                  std::uint32_t id) {
   const char* op = "make_adam_parameter";
   check::scaled(op, "param", param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
   const bool low = level == Level::kO2 && param.scaled();
@@ -142,8 +153,13 @@ AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor&
     return low ? ScaledTensor::allocate(param.shape(), format, param.device())
                : ScaledTensor(Tensor::allocate(param.shape(), DType::kFloat32, param.device()));
   };
-  AdamParameter p{param, grad, state(DType::kE4M3), state(DType::kFloat16), Tensor::allocate({4}, DType::kFloat32, param.device()),
-                  Tensor::allocate({}, DType::kFloat32, param.device()), id};
+  AdamParameter p{param,
+                  grad,
+                  state(DType::kE4M3),
+                  state(DType::kFloat16),
+                  Tensor::allocate({4}, DType::kFloat32, param.device()),
+                  Tensor::allocate({}, DType::kFloat32, param.device()),
+                  id};
   amax(param, Tensor::view(p.amax.mutable_data(), DType::kFloat32, {}, param.device()));
   return p;
 }

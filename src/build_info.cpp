@@ -39,10 +39,13 @@ const char* version() { return FP8AMP_VERSION; }
 const char* isa_level() { return kernels::cpu::name(kernels::cpu::isa_in_use()); }
 
 std::string build_info() {
-  return "{\"version\": " + quote(version()) + ", \"compiler\": " + quote(kCompiler) + ", \"build_type\": " + quote(kBuildType) +
-         ", \"isa\": " + quote(isa_level()) + ", \"isa_available\": " + quote(kernels::cpu::name(kernels::cpu::detect_isa())) +
-         ", \"threads\": " + std::to_string(num_threads()) + ", \"cuda\": {\"built\": " + (built_with_cuda() ? "true" : "false") +
-         ", \"devices\": " + std::to_string(device_count()) + ", \"status\": " + quote(cuda_status()) + "}}";
+  return "{\"version\": " + quote(version()) + ", \"compiler\": " + quote(kCompiler) +
+         ", \"build_type\": " + quote(kBuildType) + ", \"isa\": " + quote(isa_level()) +
+         ", \"isa_available\": " + quote(kernels::cpu::name(kernels::cpu::detect_isa())) +
+         ", \"threads\": " + std::to_string(num_threads()) +
+         ", \"cuda\": {\"built\": " + (built_with_cuda() ? "true" : "false") +
+         ", \"devices\": " + std::to_string(device_count()) +
+         ", \"status\": " + quote(cuda_status()) + "}}";
 }
 
 }  // namespace fp8amp

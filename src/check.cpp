@@ -4,7 +4,8 @@
 
 namespace fp8amp::check {
 
-void fail(const char* op, const std::string& argument, const std::string& wanted, const std::string& seen) {
+void fail(const char* op, const std::string& argument, const std::string& wanted,
+          const std::string& seen) {
   throw Error(std::string(op) + ": " + argument + " must " + wanted + ", got " + seen);
 }
 
@@ -18,7 +19,8 @@ void defined(const char* op, const char* argument, const Tensor& t) {
   if (!t.defined()) fail(op, argument, "be a tensor", "an undefined one");
 }
 
-void dtype(const char* op, const char* argument, const Tensor& t, std::initializer_list<DType> allowed) {
+void dtype(const char* op, const char* argument, const Tensor& t,
+           std::initializer_list<DType> allowed) {
   defined(op, argument, t);
   std::string names;
   for (DType d : allowed) {
@@ -28,19 +30,24 @@ void dtype(const char* op, const char* argument, const Tensor& t, std::initializ
   fail(op, argument, (allowed.size() > 1 ? "be one of " : "be ") + names, name(t.dtype()));
 }
 
-void shape(const char* op, const char* argument, const Tensor& t, const std::vector<std::int64_t>& wanted) {
+void shape(const char* op, const char* argument, const Tensor& t,
+           const std::vector<std::int64_t>& wanted) {
   defined(op, argument, t);
-  if (t.shape() != wanted) fail(op, argument, "have shape " + to_string(wanted), to_string(t.shape()));
+  if (t.shape() != wanted)
+    fail(op, argument, "have shape " + to_string(wanted), to_string(t.shape()));
 }
 
 void dim(const char* op, const char* argument, const Tensor& t, std::int64_t wanted) {
   defined(op, argument, t);
-  if (t.dim() != wanted) fail(op, argument, "have " + std::to_string(wanted) + " dimensions", to_string(t.shape()));
+  if (t.dim() != wanted)
+    fail(op, argument, "have " + std::to_string(wanted) + " dimensions", to_string(t.shape()));
 }
 
 void device(const char* op, const char* argument, const Tensor& t, Device wanted) {
   defined(op, argument, t);
-  const auto text = [](Device d) { return d.type == DeviceType::kCpu ? std::string("cpu") : "cuda:" + std::to_string(d.index); };
+  const auto text = [](Device d) {
+    return d.type == DeviceType::kCpu ? std::string("cpu") : "cuda:" + std::to_string(d.index);
+  };
   if (t.device() != wanted) fail(op, argument, "be on " + text(wanted), text(t.device()));
 }
 
@@ -50,9 +57,11 @@ void scalar(const char* op, const char* argument, const Tensor& t, Device wanted
   device(op, argument, t, wanted);
 }
 
-void scaled(const char* op, const char* argument, const ScaledTensor& t, std::initializer_list<DType> allowed) {
+void scaled(const char* op, const char* argument, const ScaledTensor& t,
+            std::initializer_list<DType> allowed) {
   dtype(op, argument, t.payload(), allowed);
-  if (t.scaled()) return scalar(op, (std::string(argument) + ".scale_inv").c_str(), t.scale_inv(), t.device());
+  if (t.scaled())
+    return scalar(op, (std::string(argument) + ".scale_inv").c_str(), t.scale_inv(), t.device());
   if (is_float8(t.dtype())) fail(op, argument, "have a scale_inv", "a plain float8 tensor");
 }
 
@@ -60,9 +69,11 @@ void finite(const char* op, const char* argument, double value) {
   if (!std::isfinite(value)) fail(op, argument, "be finite", std::to_string(value));
 }
 
-void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {
+void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name,
+                const Tensor& b) {
   const auto *p = static_cast<const char*>(a.data()), *q = static_cast<const char*>(b.data());
-  if (p < q + b.nbytes() && q < p + a.nbytes()) fail(op, a_name, std::string("not overlap ") + b_name, "the same memory");
+  if (p < q + b.nbytes() && q < p + a.nbytes())
+    fail(op, a_name, std::string("not overlap ") + b_name, "the same memory");
 }
 
 }  // namespace fp8amp::check

@@ -16,7 +16,8 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   const std::int64_t m = a.shape()[o.transpose_a ? 1 : 0], k = a.shape()[o.transpose_a ? 0 : 1];
   const std::int64_t kb = b.shape()[o.transpose_b ? 1 : 0], n = b.shape()[o.transpose_b ? 0 : 1];
   if (k != kb)
-    check::fail(op, "b", "have the contraction size of a, " + std::to_string(k), std::to_string(kb) + " in " + check::to_string(b.shape()));
+    check::fail(op, "b", "have the contraction size of a, " + std::to_string(k),
+                std::to_string(kb) + " in " + check::to_string(b.shape()));
   check::dtype(op, "out", out, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
   check::shape(op, "out", out, {m, n});
   check::device(op, "out", out, a.device());
@@ -54,7 +55,8 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   }
 }
 
-void gemm(Gemm kind, const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, GemmOptions options) {
+void gemm(Gemm kind, const ScaledTensor& a, const ScaledTensor& b, const Tensor& out,
+          GemmOptions options) {
   options.transpose_a = kind == Gemm::kWgrad;
   options.transpose_b = kind == Gemm::kFprop;
   gemm(a, b, out, options);

@@ -9,13 +9,16 @@
 namespace fp8amp {
 namespace {
 
-std::vector<kernels::NormTensor> make_tensors(const char* op, std::span<const ScaledTensor> grads, Device device) {
+std::vector<kernels::NormTensor> make_tensors(const char* op, std::span<const ScaledTensor> grads,
+                                              Device device) {
   std::vector<kernels::NormTensor> tensors;
   tensors.reserve(grads.size());
   for (const ScaledTensor& g : grads) {
-    check::scaled(op, "grads", g, {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2});
+    check::scaled(op, "grads", g,
+                  {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2});
     check::device(op, "grads", g.payload(), device);
-    tensors.push_back({const_cast<void*>(g.payload().data()), g.dtype(), const_cast<float*>(check::pointer(g.scale_inv())), g.numel()});
+    tensors.push_back({const_cast<void*>(g.payload().data()), g.dtype(),
+                       const_cast<float*>(check::pointer(g.scale_inv())), g.numel()});
   }
   return tensors;
 }
@@ -33,10 +36,14 @@ void grad_norm(std::span<const ScaledTensor> grads, const Tensor& norm, void* st
   }
 }
 
-void clip_grad_norm(std::span<const ScaledTensor> grads, float max_norm, const Tensor& norm, void* stream) {
-  if (!(max_norm >= 0)) check::fail("clip_grad_norm", "max_norm", "be >= 0", std::to_string(max_norm));
+void clip_grad_norm(std::span<const ScaledTensor> grads, float max_norm, const Tensor& norm,
+                    void* stream) {
+  if (!(max_norm >= 0))
+    check::fail("clip_grad_norm", "max_norm", "be >= 0", std::to_string(max_norm));
   grad_norm(grads, norm, stream);
-  for (const ScaledTensor& g : grads) (g.scaled() ? g.scale_inv() : g.payload()).mutable_data();  // refuses read-only views before any write
+  for (const ScaledTensor& g : grads)
+    (g.scaled() ? g.scale_inv() : g.payload())
+        .mutable_data();  // refuses read-only views before any write
   const auto tensors = make_tensors("clip_grad_norm", grads, norm.device());
   const kernels::ClipArgs args{tensors, norm.data_as<float>(), max_norm, stream};
   switch (norm.device().type) {

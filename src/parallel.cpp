@@ -1,4 +1,5 @@
-// The library's own thread pool: one job at a time, split into ranges; the calling thread works too.
+// The library's own thread pool: one job at a time, split into ranges; the calling thread works
+// too.
 #include "fp8amp/parallel.h"
 
 #include <algorithm>
@@ -27,7 +28,8 @@ class ThreadPool {
   void run(std::int64_t begin, std::int64_t end, std::int64_t grain, const RangeFunction& body) {
     const std::int64_t n = end - begin, most = (n + grain - 1) / grain;
     const std::int64_t parts = std::min<std::int64_t>(size(), most);
-    // A nested call, or one while another thread's job is running, works alone: no deadlock, same result.
+    // A nested call, or one while another thread's job is running, works alone: no deadlock, same
+    // result.
     std::unique_lock serial(job_mutex_, std::defer_lock);
     if (parts <= 1 || inside_ || !serial.try_lock()) return body(begin, end);
     start_workers();
@@ -47,11 +49,12 @@ class ThreadPool {
 
  private:
   struct Job {
-    Job(std::int64_t b, std::int64_t e, std::int64_t p, const RangeFunction& f) : begin(b), end(e), parts(p), body(&f) {}
+    Job(std::int64_t b, std::int64_t e, std::int64_t p, const RangeFunction& f)
+        : begin(b), end(e), parts(p), body(&f) {}
     std::int64_t begin, end, parts;
     const RangeFunction* body;
     std::atomic<std::int64_t> next{0};
-    int workers = 0;            // guarded by mutex_
+    int workers = 0;             // guarded by mutex_
     std::exception_ptr error{};  // guarded by mutex_
   };
 
@@ -109,7 +112,8 @@ class ThreadPool {
 
 thread_local bool ThreadPool::inside_ = false;
 
-// Never destroyed: a forked child has the object but not its threads, and could not join them at exit.
+// Never destroyed: a forked child has the object but not its threads, and could not join them at
+// exit.
 ThreadPool& pool() {
   static ThreadPool& pool = *new ThreadPool;
   return pool;
@@ -131,7 +135,8 @@ void set_num_threads(int n) {
 
 int num_threads() { return pool().size(); }
 
-void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, const RangeFunction& body) {
+void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                  const RangeFunction& body) {
   if (begin >= end) return;
   grain = std::max<std::int64_t>(grain, 1);
   if (executor()) return executor()(begin, end, grain, body);

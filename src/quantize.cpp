@@ -8,11 +8,13 @@
 namespace fp8amp {
 namespace {
 
-constexpr auto kAny = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2};
+constexpr auto kAny = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3,
+                       DType::kE5M2};
 constexpr auto kFormats = {DType::kE4M3, DType::kE5M2, DType::kFloat16};
 constexpr auto kPlain = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
-void check_output(const char* op, const ScaledTensor& x, const ScaledTensor& out, std::initializer_list<DType> formats) {
+void check_output(const char* op, const ScaledTensor& x, const ScaledTensor& out,
+                  std::initializer_list<DType> formats) {
   check::scaled(op, "x", x, kAny);
   check::scaled(op, "out", out, formats);
   if (!out.scaled()) check::fail(op, "out", "have a scale_inv", "a plain tensor");
@@ -22,9 +24,11 @@ void check_output(const char* op, const ScaledTensor& x, const ScaledTensor& out
 }
 
 kernels::ScaleSource check_scale_source(const char* op, const QuantizeOptions& o, Device device) {
-  if (o.margin < -64 || o.margin > 64) check::fail(op, "margin", "be between -64 and 64", std::to_string(o.margin));
+  if (o.margin < -64 || o.margin > 64)
+    check::fail(op, "margin", "be between -64 and 64", std::to_string(o.margin));
   if (int(o.scale.defined()) + int(o.history.defined()) + int(o.keep_scale) > 1)
-    check::fail(op, "options", "name at most one of scale, history and keep_scale", "more than one");
+    check::fail(op, "options", "name at most one of scale, history and keep_scale",
+                "more than one");
   if (o.scale.defined()) check::scalar(op, "scale", o.scale, device);
   if (o.amax.defined()) check::scalar(op, "amax", o.amax, device);
   if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, device);
@@ -32,14 +36,17 @@ kernels::ScaleSource check_scale_source(const char* op, const QuantizeOptions& o
     check::dtype(op, "history", o.history, {DType::kFloat32});
     check::device(op, "history", o.history, device);
     if (o.history.dim() != 1 || o.history.numel() < 3)
-      check::fail(op, "history", "be float32[window + 2] with window >= 1", check::to_string(o.history.shape()));
+      check::fail(op, "history", "be float32[window + 2] with window >= 1",
+                  check::to_string(o.history.shape()));
   }
-  return o.scale.defined() ? kernels::ScaleSource::kGiven : o.history.defined() ? kernels::ScaleSource::kDelayed
-         : o.keep_scale    ? kernels::ScaleSource::kKeep
-                           : kernels::ScaleSource::kCurrent;
+  return o.scale.defined()     ? kernels::ScaleSource::kGiven
+         : o.history.defined() ? kernels::ScaleSource::kDelayed
+         : o.keep_scale        ? kernels::ScaleSource::kKeep
+                               : kernels::ScaleSource::kCurrent;
 }
 
-kernels::QuantizeArgs make_args(const ScaledTensor& x, const ScaledTensor& out, const QuantizeOptions& o, kernels::ScaleSource source) {
+kernels::QuantizeArgs make_args(const ScaledTensor& x, const ScaledTensor& out,
+                                const QuantizeOptions& o, kernels::ScaleSource source) {
   kernels::QuantizeArgs a{};
   a.x = x.payload().data();
   a.x_type = x.dtype();
@@ -79,7 +86,8 @@ void quantize(const ScaledTensor& x, const ScaledTensor& out, const QuantizeOpti
   dispatch(make_args(x, out, options, source), x.device());
 }
 
-void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Tensor& transposed, const QuantizeOptions& options) {
+void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Tensor& transposed,
+                        const QuantizeOptions& options) {
   const char* op = "quantize_transpose";
   check_output(op, x, out, {DType::kE4M3, DType::kE5M2});
   check::dim(op, "x", x.payload(), 2);
@@ -88,8 +96,10 @@ void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Te
   check::device(op, "transposed", transposed, x.device());
   check::no_overlap(op, "transposed", transposed, "out", out.payload());
   check::no_overlap(op, "transposed", transposed, "x", x.payload());
-  if (options.rounding != Rounding::kNearest) check::fail(op, "rounding", "be nearest", "stochastic");
-  kernels::QuantizeArgs args = make_args(x, out, options, check_scale_source(op, options, x.device()));
+  if (options.rounding != Rounding::kNearest)
+    check::fail(op, "rounding", "be nearest", "stochastic");
+  kernels::QuantizeArgs args =
+      make_args(x, out, options, check_scale_source(op, options, x.device()));
   args.transposed = transposed.mutable_data_as<std::uint8_t>();
   args.rows = x.shape()[0];
   args.cols = x.shape()[1];
@@ -102,8 +112,9 @@ void dequantize(const ScaledTensor& x, const Tensor& out, void* stream) {
   check::shape("dequantize", "out", out, x.shape());
   check::device("dequantize", "out", out, x.device());
   check::no_overlap("dequantize", "out", out, "x", x.payload());
-  const kernels::DequantizeArgs args{x.payload().data(), x.dtype(), check::pointer(x.scale_inv()), out.mutable_data(), out.dtype(),
-                                     x.numel(), stream};
+  const kernels::DequantizeArgs args{
+      x.payload().data(), x.dtype(), check::pointer(x.scale_inv()), out.mutable_data(), out.dtype(),
+      x.numel(),          stream};
   switch (x.device().type) {
     case DeviceType::kCpu: return kernels::cpu::dequantize(args);
     case DeviceType::kCuda: return kernels::cuda::dequantize(args);
@@ -113,7 +124,9 @@ void dequantize(const ScaledTensor& x, const Tensor& out, void* stream) {
 void amax(const ScaledTensor& x, const Tensor& out, void* stream) {
   check::dtype("amax", "x", x.payload(), kAny);
   check::scalar("amax", "out", out, x.device());
-  const kernels::AmaxArgs args{x.payload().data(), x.dtype(), x.numel(), check::pointer(x.scale_inv()), out.mutable_data_as<float>(), stream};
+  const kernels::AmaxArgs args{
+      x.payload().data(),           x.dtype(), x.numel(), check::pointer(x.scale_inv()),
+      out.mutable_data_as<float>(), stream};
   switch (x.device().type) {
     case DeviceType::kCpu: return kernels::cpu::amax(args);
     case DeviceType::kCuda: return kernels::cuda::amax(args);
@@ -122,8 +135,14 @@ void amax(const ScaledTensor& x, const Tensor& out, void* stream) {
 
 void accumulate(const ScaledTensor& x, const ScaledTensor& sum, void* stream) {
   check_output("accumulate", x, sum, {DType::kE4M3, DType::kE5M2});
-  const kernels::AccumulateArgs args{x.payload().data(), x.dtype(), check::pointer(x.scale_inv()), sum.payload().mutable_data(), sum.dtype(),
-                                     sum.scale_inv().mutable_data_as<float>(), x.numel(), stream};
+  const kernels::AccumulateArgs args{x.payload().data(),
+                                     x.dtype(),
+                                     check::pointer(x.scale_inv()),
+                                     sum.payload().mutable_data(),
+                                     sum.dtype(),
+                                     sum.scale_inv().mutable_data_as<float>(),
+                                     x.numel(),
+                                     stream};
   switch (x.device().type) {
     case DeviceType::kCpu: return kernels::cpu::accumulate(args);
     case DeviceType::kCuda: return kernels::cuda::accumulate(args);

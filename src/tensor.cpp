@@ -41,7 +41,8 @@ std::int64_t count(const std::vector<std::int64_t>& shape) {
   std::int64_t n = 1;
   for (std::int64_t s : shape) {
     if (s < 0) check::fail("Tensor", "shape", "have no negative size", check::to_string(shape));
-    if (s != 0 && n > std::numeric_limits<std::int64_t>::max() / 8 / s) check::fail("Tensor", "shape", "fit in memory", check::to_string(shape));
+    if (s != 0 && n > std::numeric_limits<std::int64_t>::max() / 8 / s)
+      check::fail("Tensor", "shape", "fit in memory", check::to_string(shape));
     n *= s;
   }
   return n;
@@ -52,9 +53,12 @@ std::int64_t count(const std::vector<std::int64_t>& shape) {
 Tensor Tensor::view(void* data, DType dtype, std::vector<std::int64_t> shape, Device device) {
   Tensor t;
   t.numel_ = count(shape);
-  if (!data && t.numel_ != 0) check::fail("Tensor::view", "data", "point to the elements", "nullptr");
-  if (reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(size_in_bytes(dtype)) != 0)
-    check::fail("Tensor::view", "data", std::string("be aligned for ") + name(dtype), "an unaligned pointer");
+  if (!data && t.numel_ != 0)
+    check::fail("Tensor::view", "data", "point to the elements", "nullptr");
+  if (reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(size_in_bytes(dtype)) !=
+      0)
+    check::fail("Tensor::view", "data", std::string("be aligned for ") + name(dtype),
+                "an unaligned pointer");
   t.data_ = data;
   t.shape_ = std::move(shape);
   t.dtype_ = dtype;
@@ -71,10 +75,14 @@ Tensor Tensor::view(const void* data, DType dtype, std::vector<std::int64_t> sha
 
 Tensor Tensor::allocate(std::vector<std::int64_t> shape, DType dtype, Device device) {
   if (device.type != DeviceType::kCpu)
-    throw Error("Tensor::allocate: device must be the CPU, got cuda: take the memory from your allocator and use Tensor::view");
-  const std::int64_t bytes = count(shape) * size_in_bytes(dtype), rounded = (bytes + 63) / 64 * 64 + 64;
+    throw Error(
+        "Tensor::allocate: device must be the CPU, got cuda: take the memory from your allocator "
+        "and use Tensor::view");
+  const std::int64_t bytes = count(shape) * size_in_bytes(dtype),
+                     rounded = (bytes + 63) / 64 * 64 + 64;
   void* memory = std::aligned_alloc(64, static_cast<std::size_t>(rounded));
-  if (!memory) throw Error("Tensor::allocate: out of memory for " + std::to_string(bytes) + " bytes");
+  if (!memory)
+    throw Error("Tensor::allocate: out of memory for " + std::to_string(bytes) + " bytes");
   std::memset(memory, 0, static_cast<std::size_t>(rounded));
   Tensor t = view(memory, dtype, std::move(shape), device);
   t.owner_ = std::shared_ptr<void>(memory, std::free);
@@ -88,7 +96,8 @@ void* Tensor::mutable_data() const {
 
 std::string Tensor::to_string() const {
   if (!defined_) return "undefined";
-  return std::string(name(dtype_)) + check::to_string(shape_) + (device_.type == DeviceType::kCpu ? " on cpu" : " on cuda");
+  return std::string(name(dtype_)) + check::to_string(shape_) +
+         (device_.type == DeviceType::kCpu ? " on cpu" : " on cuda");
 }
 
 ScaledTensor ScaledTensor::allocate(std::vector<std::int64_t> shape, DType format, Device device) {

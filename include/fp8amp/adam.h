@@ -1,11 +1,13 @@
-// Adam and AdamW on parameters, gradients and states in low precision: one pass, no temporaries, no host synchronisation.
+// Adam and AdamW on parameters, gradients and states in low precision: one pass, no temporaries, no
+// host synchronisation.
 //
-//   level  weight (= master)   gradient  exp_avg (m)           exp_avg_sq (v)        bytes per parameter
-//   O1     FP16 + 2^k scale    E4M3      FP32                  FP32                  11
-//   O2     FP16 + 2^k scale    E4M3      E4M3 + exact scale    FP16 + exact scale    6
+//   level  weight (= master)  gradient  exp_avg (m)         exp_avg_sq (v)      bytes/parameter
+//   O1     FP16 + 2^k scale   E4M3      FP32                FP32                11
+//   O2     FP16 + 2^k scale   E4M3      E4M3 + exact scale  FP16 + exact scale  6
 //
-// The new scales are known before the pass from bounds on the new maxima (numerics/adam_update.h); the exact maxima are collected in
-// the same pass for the next step. A plain FP32 parameter (norm gains, biases) takes FP32 states.
+// The new scales are known before the pass from bounds on the new maxima (numerics/adam_update.h);
+// the exact maxima are collected in the same pass for the next step. A plain FP32 parameter (norm
+// gains, biases) takes FP32 states.
 #pragma once
 #include <fp8amp/numerics/adam_update.h>
 #include <fp8amp/scaled_tensor.h>
@@ -21,10 +23,12 @@ struct AdamParameter {
   ScaledTensor param;       // float16 (scaled, power of two), float32, or float8_e4m3 (scaled)
   ScaledTensor grad;        // float8 (scaled), float32, bfloat16, float16
   ScaledTensor exp_avg;     // float32, or float8_e4m3 (scaled)
-  ScaledTensor exp_avg_sq;  // float32, float16 (scaled), or float8 (scaled; diverges in long runs, for studies)
-  Tensor amax;              // float32[4]: maxima of |param|, |exp_avg|, exp_avg_sq, |grad| as stored; read, and the first three rewritten
-  Tensor step;              // float32[]: number of steps taken; incremented
-  std::uint32_t id = 0;     // names the tensor in the random stream
+  ScaledTensor exp_avg_sq;  // float32, float16 (scaled), or float8 (scaled; diverges in long runs,
+                            // for studies)
+  Tensor amax;  // float32[4]: maxima of |param|, |exp_avg|, exp_avg_sq, |grad| as stored; read, and
+                // the first three rewritten
+  Tensor step;  // float32[]: number of steps taken; incremented
+  std::uint32_t id = 0;  // names the tensor in the random stream
 };
 
 enum class Level : std::uint8_t { kAny = 0, kO1 = 1, kO2 = 2 };
@@ -37,26 +41,32 @@ struct AdamOptions {
   numerics::WeightDecay decay = numerics::WeightDecay::kDecoupled;  // AdamW; kL2: Adam
   bool maximize = false;
   Rounding master_rounding = Rounding::kNearest;
-  Rounding moment_rounding = Rounding::kStochastic;        // nearest: codes 1-4 of E4M3 never decay at beta1 = 0.9
+  // nearest: codes 1-4 of E4M3 never decay at beta1 = 0.9
+  Rounding moment_rounding = Rounding::kStochastic;
   Rounding second_moment_rounding = Rounding::kNearest;
   std::uint64_t seed = 0;
-  Level level = Level::kAny;  // kO1, kO2: refuse scaled parameters whose states have another precision
-  Tensor grad_scale{};          // float32[]: multiplied into every gradient (unscaling, clipping); undefined: 1
-  Tensor found_inf{};           // float32[]: non-zero: nothing at all changes; undefined: gradients are taken as finite
+  Level level = Level::kAny;  // kO1, kO2: refuse states of another precision
+  Tensor grad_scale{};        // float32[]: multiplied into every gradient (unscaling, clipping);
+                              // undefined: 1
+  Tensor found_inf{};  // float32[]: non-zero: nothing at all changes; undefined: gradients are
+                       // taken as finite
   void* stream = nullptr;
 };
 
-// Writes amax[3] of every parameter (max |grad|) and found_inf = 1 if any gradient is non-finite, else 0. Reads the gradients once.
-FP8AMP_API void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_inf, void* stream = nullptr);
+// Writes amax[3] of every parameter (max |grad|) and found_inf = 1 if any gradient is non-finite,
+// else 0. Reads the gradients once.
+FP8AMP_API void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_inf,
+                          void* stream = nullptr);
 
 // One step over all parameters. grad_amax must have run on the same gradients.
 FP8AMP_API void adam_update(std::span<const AdamParameter> parameters, const AdamOptions& options);
 
-// grad_amax and adam_update: a non-finite gradient anywhere skips the step of every parameter. Returns nothing; `options.found_inf`,
-// if given, tells (and need not be set before).
+// grad_amax and adam_update: a non-finite gradient anywhere skips the step of every parameter.
+// Returns nothing; `options.found_inf`, if given, tells (and need not be set before).
 FP8AMP_API void adam_step(std::span<const AdamParameter> parameters, AdamOptions options);
 
 // Parameter with zeroed states for `level`; `param` and `grad` keep their memory.
-FP8AMP_API AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad, Level level, std::uint32_t id);
+FP8AMP_API AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad,
+                                             Level level, std::uint32_t id);
 
 }  // namespace fp8amp

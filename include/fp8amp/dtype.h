@@ -14,7 +14,8 @@ constexpr std::int64_t size_in_bytes(DType dtype) {
 }
 constexpr bool is_float8(DType dtype) { return dtype == DType::kE4M3 || dtype == DType::kE5M2; }
 
-// The largest finite value of a storage format: 448, 57344 or 65504; FLT_MAX and its BF16 kin for the unscaled types.
+// The largest finite value of a storage format: 448, 57344 or 65504; FLT_MAX and its BF16 kin for
+// the unscaled types.
 FP8AMP_API float format_max(DType dtype);
 
 // "float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2"

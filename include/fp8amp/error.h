@@ -1,4 +1,5 @@
-// The one exception type: operation, argument and the value seen, as in "quantize: out must be float8_e4m3, got float16".
+// The one exception type: operation, argument and the value seen, as in "quantize: out must be
+// float8_e4m3, got float16".
 #pragma once
 #include <stdexcept>
 

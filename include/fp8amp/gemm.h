@@ -1,7 +1,9 @@
-// FP8 matrix product with FP32 accumulation: D[M, N] = op(A)[M, K] op(B)[K, N] * a_scale_inv * b_scale_inv + bias[N].
+// FP8 matrix product with FP32 accumulation: D[M, N] = op(A)[M, K] op(B)[K, N] * a_scale_inv *
+// b_scale_inv + bias[N].
 //
-// On the CPU each element is one chain of FP32 additions in the order of k, so its bits do not depend on vector width, blocking or
-// thread count: a product of two FP8 values is exact in FP32. Bias and previous output are added in FP32 before the one final rounding.
+// On the CPU each element is one chain of FP32 additions in the order of k, so its bits do not
+// depend on vector width, blocking or thread count: a product of two FP8 values is exact in FP32.
+// Bias and previous output are added in FP32 before the one final rounding.
 #pragma once
 #include <fp8amp/scaled_tensor.h>
 
@@ -10,23 +12,27 @@
 namespace fp8amp {
 
 struct GemmOptions {
-  bool transpose_a = false;         // A is stored as [K, M]
-  bool transpose_b = false;         // B is stored as [N, K]
-  const Tensor* bias = nullptr;     // float32, float16 or bfloat16 [N]
-  bool accumulate = false;          // out += product
-  bool fast_accumulation = false;   // GPUs: fewer accumulator bits, for fprop; the CPU always accumulates in FP32
+  bool transpose_a = false;        // A is stored as [K, M]
+  bool transpose_b = false;        // B is stored as [N, K]
+  const Tensor* bias = nullptr;    // float32, float16 or bfloat16 [N]
+  bool accumulate = false;         // out += product
+  bool fast_accumulation = false;  // GPUs: fewer accumulator bits, for fprop; no effect on the CPU
   void* stream = nullptr;
 };
 
-// a, b: 2-D float8 (any pair of formats); out: float32, bfloat16 or float16 [M, N]; any sizes, 0 included. out must not overlap a or b.
-FP8AMP_API void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const GemmOptions& options = {});
+// a, b: 2-D float8 (any pair of formats); out: float32, bfloat16 or float16 [M, N]; any sizes, 0
+// included. out must not overlap a or b.
+FP8AMP_API void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out,
+                     const GemmOptions& options = {});
 
-// The three products of a linear layer Y[M,N] = X[M,K] W[N,K]^T; they set transpose_a and transpose_b.
+// The three products of a linear layer Y[M,N] = X[M,K] W[N,K]^T; they set transpose_a and
+// transpose_b.
 enum class Gemm : std::uint8_t {
   kFprop,  // a = X[M,K],  b = W[N,K]  -> Y[M,N]
   kDgrad,  // a = dY[M,N], b = W[N,K]  -> dX[M,K]
   kWgrad,  // a = dY[M,N], b = X[M,K]  -> dW[N,K]
 };
-FP8AMP_API void gemm(Gemm kind, const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, GemmOptions options = {});
+FP8AMP_API void gemm(Gemm kind, const ScaledTensor& a, const ScaledTensor& b, const Tensor& out,
+                     GemmOptions options = {});
 
 }  // namespace fp8amp

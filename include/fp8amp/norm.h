@@ -6,12 +6,15 @@
 
 namespace fp8amp {
 
-// norm (float32[]) = 2-norm over all elements of all tensors, from dequantised values, in a fixed order of FP64 sums: equal bits at every
-// ISA level and thread count. NaN if any element is NaN.
-FP8AMP_API void grad_norm(std::span<const ScaledTensor> grads, const Tensor& norm, void* stream = nullptr);
+// norm (float32[]) = 2-norm over all elements of all tensors, from dequantised values, in a fixed
+// order of FP64 sums: equal bits at every ISA level and thread count. NaN if any element is NaN.
+FP8AMP_API void grad_norm(std::span<const ScaledTensor> grads, const Tensor& norm,
+                          void* stream = nullptr);
 
-// Multiplies every gradient by min(1, max_norm / (norm + 1e-6)), torch's rule. A scaled gradient changes its scale_inv only (never
-// below 2^-126). A non-finite norm changes nothing: the gradients stay non-finite, and grad_amax makes the optimizer skip the step.
-FP8AMP_API void clip_grad_norm(std::span<const ScaledTensor> grads, float max_norm, const Tensor& norm, void* stream = nullptr);
+// Multiplies every gradient by min(1, max_norm / (norm + 1e-6)), torch's rule. A scaled gradient
+// changes its scale_inv only (never below 2^-126). A non-finite norm changes nothing: the gradients
+// stay non-finite, and grad_amax makes the optimizer skip the step.
+FP8AMP_API void clip_grad_norm(std::span<const ScaledTensor> grads, float max_norm,
+                               const Tensor& norm, void* stream = nullptr);
 
 }  // namespace fp8amp

@@ -8,14 +8,18 @@
 namespace fp8amp {
 
 using RangeFunction = std::function<void(std::int64_t begin, std::int64_t end)>;
-// Calls body on disjoint ranges that cover [begin, end), each of at least `grain` elements where possible, and returns when all are done.
-using ParallelFor = std::function<void(std::int64_t begin, std::int64_t end, std::int64_t grain, const RangeFunction& body)>;
+// Calls body on disjoint ranges that cover [begin, end), each of at least `grain` elements where
+// possible, and returns when all are done.
+using ParallelFor = std::function<void(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                                       const RangeFunction& body)>;
 
-// The library's own pool has one thread per core. An application with a pool of its own (PyTorch) hands it over here, once, before use.
+// The library's own pool has one thread per core. An application with a pool of its own (PyTorch)
+// hands it over here, once, before use.
 FP8AMP_API void set_parallel_for(ParallelFor executor);
 FP8AMP_API void set_num_threads(int n);  // of the library's own pool, >= 1
 FP8AMP_API int num_threads();
 
-FP8AMP_API void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, const RangeFunction& body);
+FP8AMP_API void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                             const RangeFunction& body);
 
 }  // namespace fp8amp

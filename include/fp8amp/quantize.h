@@ -1,7 +1,8 @@
 // Casts between plain and scaled tensors.
 //
-// scale = format_max / (amax * 2^margin), rounded by scale_rounding, capped at 2^126; amax 0 gives 1, a non-finite amax gives the
-// previous scale where there is one (delayed scaling) and 1 otherwise. Values are rounded once, from FP32, and saturate.
+// scale = format_max / (amax * 2^margin), rounded by scale_rounding, capped at 2^126; amax 0 gives
+// 1, a non-finite amax gives the previous scale where there is one (delayed scaling) and 1
+// otherwise. Values are rounded once, from FP32, and saturate.
 #pragma once
 #include <fp8amp/recipe.h>
 #include <fp8amp/scaled_tensor.h>
@@ -12,27 +13,29 @@ namespace fp8amp {
 
 struct QuantizeOptions {
   ScaleRounding scale_rounding = ScaleRounding::kPowerOfTwo;
-  int margin = 0;                         // binary orders of head-room, -64..64
+  int margin = 0;  // binary orders of head-room, -64..64
   Rounding rounding = Rounding::kNearest;
   Overflow overflow = Overflow::kSaturate;  // what +-Inf becomes; kNaN for gradients
-  std::uint64_t seed = 0;                 // of stochastic rounding; element i of the tensor uses counter i
-  Tensor scale{};                           // float32[]: use this scale (constant scaling); undefined: current scaling
-  bool keep_scale = false;                // use the scale that `out` has already: its scale_inv is not written
-  Tensor history{};                         // delayed scaling: see recipe.h
-  bool update_history = true;             // false: leave the history alone and use its scale (evaluation, recomputation)
-  Tensor amax{};                            // float32[], out: max |x|, non-finite if any element is
-  Tensor found_inf{};                       // float32[], out: set to 1 if amax is non-finite, else left alone
-  void* stream = nullptr;                 // cudaStream_t; ignored on the CPU
+  std::uint64_t seed = 0;  // of stochastic rounding; element i of the tensor uses counter i
+  Tensor scale{};  // float32[]: use this scale (constant scaling); undefined: current scaling
+  bool keep_scale = false;     // use the scale that `out` has already: its scale_inv is not written
+  Tensor history{};            // delayed scaling: see recipe.h
+  bool update_history = true;  // false: only use its scale (evaluation, recomputation)
+  Tensor amax{};               // float32[], out: max |x|, non-finite if any element is
+  Tensor found_inf{};          // float32[], out: set to 1 if amax is non-finite, else left alone
+  void* stream = nullptr;      // cudaStream_t; ignored on the CPU
 };
 
-// out = quantize(x). x: float32, float16, bfloat16, or a scaled tensor of any format (re-quantised without an FP32 copy).
-// out: float8_e4m3, float8_e5m2 or float16 with a scale_inv, of x's shape and device; must not overlap x.
-FP8AMP_API void quantize(const ScaledTensor& x, const ScaledTensor& out, const QuantizeOptions& options = {});
+// out = quantize(x). x: float32, float16, bfloat16, or a scaled tensor of any format (re-quantised
+// without an FP32 copy). out: float8_e4m3, float8_e5m2 or float16 with a scale_inv, of x's shape
+// and device; must not overlap x.
+FP8AMP_API void quantize(const ScaledTensor& x, const ScaledTensor& out,
+                         const QuantizeOptions& options = {});
 
-// The same for x[rows, cols], and transposed[cols, rows] with the same codes; `transposed` shares out's scale_inv. x is read once
-// after its amax. Nearest rounding only.
-FP8AMP_API void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Tensor& transposed,
-                                   const QuantizeOptions& options = {});
+// The same for x[rows, cols], and transposed[cols, rows] with the same codes; `transposed` shares
+// out's scale_inv. x is read once after its amax. Nearest rounding only.
+FP8AMP_API void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out,
+                                   const Tensor& transposed, const QuantizeOptions& options = {});
 
 // out = x * scale_inv, rounded once to out's dtype (float32, float16, bfloat16).
 FP8AMP_API void dequantize(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
@@ -40,9 +43,10 @@ FP8AMP_API void dequantize(const ScaledTensor& x, const Tensor& out, void* strea
 // amax = max |x| of x's elements (its payload's, if scaled, times scale_inv); NaN > Inf > finite.
 FP8AMP_API void amax(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
 
-// sum = quantize(sum + x): sum is float8 with a power-of-two scale, Inf becomes NaN. Rounded once, stochastically: small gradients
-// added to large ones survive on average, where nearest rounding would lose them. The dither is keyed by the two amax
-// values, so the result depends on the data alone.
+// sum = quantize(sum + x): sum is float8 with a power-of-two scale, Inf becomes NaN. Rounded once,
+// stochastically: small gradients added to large ones survive on average, where nearest rounding
+// would lose them. The dither is keyed by the two amax values, so the result depends on the data
+// alone.
 FP8AMP_API void accumulate(const ScaledTensor& x, const ScaledTensor& sum, void* stream = nullptr);
 
 }  // namespace fp8amp

@@ -1,4 +1,5 @@
-// Tensor: a contiguous row-major array of a dtype on a device; a view of memory that somebody else owns, or an owner. Copies share memory.
+// Tensor: a contiguous row-major array of a dtype on a device; a view of memory that somebody else
+// owns, or an owner. Copies share memory.
 #pragma once
 #include <fp8amp/device.h>
 #include <fp8amp/dtype.h>
@@ -15,9 +16,12 @@ class FP8AMP_API Tensor {
  public:
   Tensor() = default;  // undefined
 
-  // A view of `data`: at least numel() elements in row-major order, alive as long as the view is used. numel() == 0 allows nullptr.
-  static Tensor view(void* data, DType dtype, std::vector<std::int64_t> shape, Device device = kCpu);
-  static Tensor view(const void* data, DType dtype, std::vector<std::int64_t> shape, Device device = kCpu);  // read only
+  // A view of `data`: at least numel() elements in row-major order, alive as long as the view is
+  // used. numel() == 0 allows nullptr.
+  static Tensor view(void* data, DType dtype, std::vector<std::int64_t> shape,
+                     Device device = kCpu);
+  static Tensor view(const void* data, DType dtype, std::vector<std::int64_t> shape,
+                     Device device = kCpu);  // read only
   // Zero-initialised memory, 64-byte aligned.
   static Tensor allocate(std::vector<std::int64_t> shape, DType dtype, Device device = kCpu);
 
@@ -34,9 +38,13 @@ class FP8AMP_API Tensor {
   const void* data() const { return data_; }
   void* mutable_data() const;  // throws on a read-only view
   template <class T>
-  const T* data_as() const { return static_cast<const T*>(data_); }
+  const T* data_as() const {
+    return static_cast<const T*>(data_);
+  }
   template <class T>
-  T* mutable_data_as() const { return static_cast<T*>(mutable_data()); }
+  T* mutable_data_as() const {
+    return static_cast<T*>(mutable_data());
+  }
 
   std::string to_string() const;  // "float32[4, 8] on cpu"
 

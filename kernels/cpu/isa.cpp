@@ -1,4 +1,5 @@
-// Choice of the instruction-set level. x86-64-v2: SSE4.2; v3: AVX2, FMA, F16C; v4: AVX-512 F, BW, CD, DQ, VL.
+// Choice of the instruction-set level. x86-64-v2: SSE4.2; v3: AVX2, FMA, F16C; v4: AVX-512 F, BW,
+// CD, DQ, VL.
 #include "kernels/cpu/isa.h"
 
 #include <fp8amp/error.h>
@@ -9,10 +10,10 @@
 namespace fp8amp::kernels::cpu {
 namespace {
 
-#define FP8AMP_LOOPS(isa)                                                                                                    \
-  {                                                                                                                          \
-    isa::amax, isa::cast, isa::cast_transpose, isa::dequantize, isa::accumulate, isa::sum_of_squares, isa::scale_values, \
-        isa::gemm, isa::adam                                                                                                 \
+#define FP8AMP_LOOPS(isa)                                                        \
+  {                                                                              \
+    isa::amax, isa::cast, isa::cast_transpose, isa::dequantize, isa::accumulate, \
+        isa::sum_of_squares, isa::scale_values, isa::gemm, isa::adam             \
   }
 
 Isa choose_isa() {
@@ -21,7 +22,9 @@ Isa choose_isa() {
   if (!wanted || available == Isa::kBaseline) return available;
   for (Isa isa : {Isa::kV2, Isa::kV3, Isa::kV4})
     if (std::string(wanted) == name(isa)) {
-      if (isa > available) throw Error(std::string("FP8AMP_ISA: this CPU has x86-64-") + name(available) + " at most, got " + wanted);
+      if (isa > available)
+        throw Error(std::string("FP8AMP_ISA: this CPU has x86-64-") + name(available) +
+                    " at most, got " + wanted);
       return isa;
     }
   throw Error(std::string("FP8AMP_ISA: must be v2, v3 or v4, got ") + wanted);
@@ -33,10 +36,11 @@ Isa detect_isa() {
 #ifdef FP8AMP_ISA_LEVELS_X86
   __builtin_cpu_init();
   // Every CPU with AVX2 has F16C, whose name Clang 14 does not know.
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-                  __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
   return v4 ? Isa::kV4 : v3 ? Isa::kV3 : Isa::kV2;
 #else
   return Isa::kBaseline;

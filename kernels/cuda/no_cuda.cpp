@@ -9,7 +9,10 @@
 namespace fp8amp::kernels::cuda {
 namespace {
 
-[[noreturn]] void refuse(const char* op) { throw Error(std::string(op) + ": device must be cpu, got cuda: this build of fp8amp has no CUDA backend"); }
+[[noreturn]] void refuse(const char* op) {
+  throw Error(std::string(op) +
+              ": device must be cpu, got cuda: this build of fp8amp has no CUDA backend");
+}
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// Every public function refuses bad input with one sentence that names operation, argument and the value seen, and changes nothing.
+// Every public function refuses bad input with one sentence that names operation, argument and the
+// value seen, and changes nothing.
 #include <fp8amp/fp8amp.h>
 #include <gtest/gtest.h>
 
@@ -11,14 +12,20 @@
 namespace fp8amp {
 namespace {
 
-Tensor tensor(std::vector<std::int64_t> shape, DType dtype = DType::kFloat32) { return Tensor::allocate(std::move(shape), dtype); }
-ScaledTensor scaled(std::vector<std::int64_t> shape, DType dtype = DType::kE4M3) { return ScaledTensor::allocate(std::move(shape), dtype); }
+Tensor tensor(std::vector<std::int64_t> shape, DType dtype = DType::kFloat32) {
+  return Tensor::allocate(std::move(shape), dtype);
+}
+ScaledTensor scaled(std::vector<std::int64_t> shape, DType dtype = DType::kE4M3) {
+  return ScaledTensor::allocate(std::move(shape), dtype);
+}
 
 void expect_error(const std::function<void()>& call, const std::vector<std::string>& parts) {
   try {
     call();
   } catch (const Error& e) {
-    for (const std::string& part : parts) EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what() << " lacks " << part;
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos)
+          << e.what() << " lacks " << part;
     return;
   }
   ADD_FAILURE() << "no error that mentions " << parts.front();
@@ -26,12 +33,23 @@ void expect_error(const std::function<void()>& call, const std::vector<std::stri
 
 TEST(BadInput, Tensor) {
   float x[4] = {};
-  expect_error([&] { Tensor::view(static_cast<void*>(nullptr), DType::kFloat32, {2}); }, {"Tensor::view", "data", "nullptr"});
-  expect_error([&] { Tensor::view(static_cast<void*>(reinterpret_cast<char*>(x) + 1), DType::kFloat32, {2}); }, {"aligned", "float32"});
+  expect_error([&] { Tensor::view(static_cast<void*>(nullptr), DType::kFloat32, {2}); },
+               {"Tensor::view", "data", "nullptr"});
+  expect_error(
+      [&] {
+        Tensor::view(static_cast<void*>(reinterpret_cast<char*>(x) + 1), DType::kFloat32, {2});
+      },
+      {"aligned", "float32"});
   expect_error([&] { tensor({2, -1}); }, {"shape", "[2, -1]"});
-  expect_error([&] { tensor({std::int64_t{1} << 40, std::int64_t{1} << 40}); }, {"shape", "memory"});
+  expect_error(
+      [&] {
+        tensor({std::int64_t{1} << 40, std::int64_t{1} << 40});
+      },
+      {"shape", "memory"});
   expect_error([&] { Tensor::allocate({2}, DType::kFloat32, cuda(0)); }, {"device", "cuda"});
-  expect_error([&] { Tensor::view(static_cast<const void*>(x), DType::kFloat32, {4}).mutable_data(); }, {"read-only", "float32[4]"});
+  expect_error(
+      [&] { Tensor::view(static_cast<const void*>(x), DType::kFloat32, {4}).mutable_data(); },
+      {"read-only", "float32[4]"});
   EXPECT_NO_THROW(Tensor::view(static_cast<void*>(nullptr), DType::kFloat32, {0, 3}));
 }
 
@@ -39,32 +57,79 @@ TEST(BadInput, Quantize) {
   const Tensor x = tensor({4, 8});
   expect_error([&] { quantize(Tensor(), scaled({4, 8})); }, {"quantize", "x", "undefined"});
   expect_error([&] { quantize(x, scaled({8, 4})); }, {"quantize", "out", "[4, 8]", "[8, 4]"});
-  expect_error([&] { quantize(x, ScaledTensor(tensor({4, 8}))); }, {"quantize", "out", "float8_e4m3", "float32"});
-  expect_error([&] { quantize(x, ScaledTensor(tensor({4, 8}, DType::kE4M3))); }, {"quantize", "out", "scale_inv"});
-  expect_error([&] { quantize(tensor({4, 8}, DType::kE4M3), scaled({4, 8})); }, {"quantize", "x", "scale_inv", "plain float8"});
+  expect_error(
+      [&] {
+        quantize(x, ScaledTensor(tensor({4, 8})));
+      },
+      {"quantize", "out", "float8_e4m3", "float32"});
+  expect_error(
+      [&] {
+        quantize(x, ScaledTensor(tensor({4, 8}, DType::kE4M3)));
+      },
+      {"quantize", "out", "scale_inv"});
+  expect_error(
+      [&] {
+        quantize(tensor({4, 8}, DType::kE4M3), scaled({4, 8}));
+      },
+      {"quantize", "x", "scale_inv", "plain float8"});
   expect_error([&] { quantize(x, scaled({4, 8}), {.margin = 65}); }, {"quantize", "margin", "65"});
-  expect_error([&] { quantize(x, scaled({4, 8}), {.scale = tensor({2})}); }, {"quantize", "scale", "[2]"});
-  expect_error([&] { quantize(x, scaled({4, 8}), {.scale = tensor({}), .keep_scale = true}); }, {"quantize", "at most one"});
-  expect_error([&] { quantize(x, scaled({4, 8}), {.history = tensor({2})}); }, {"quantize", "history", "[2]"});
-  expect_error([&] { quantize(x, scaled({4, 8}), {.amax = tensor({}, DType::kFloat16)}); }, {"quantize", "amax", "float16"});
+  expect_error(
+      [&] {
+        quantize(x, scaled({4, 8}), {.scale = tensor({2})});
+      },
+      {"quantize", "scale", "[2]"});
+  expect_error(
+      [&] {
+        quantize(x, scaled({4, 8}), {.scale = tensor({}), .keep_scale = true});
+      },
+      {"quantize", "at most one"});
+  expect_error(
+      [&] {
+        quantize(x, scaled({4, 8}), {.history = tensor({2})});
+      },
+      {"quantize", "history", "[2]"});
+  expect_error(
+      [&] {
+        quantize(x, scaled({4, 8}), {.amax = tensor({}, DType::kFloat16)});
+      },
+      {"quantize", "amax", "float16"});
   const ScaledTensor same = scaled({4, 8});
   expect_error([&] { quantize(same, same); }, {"quantize", "out", "overlap"});
 }
 
 TEST(BadInput, QuantizeTranspose) {
   const Tensor x = tensor({4, 8}), transposed = tensor({8, 4}, DType::kE4M3);
-  expect_error([&] { quantize_transpose(tensor({4}), scaled({4}), transposed); }, {"quantize_transpose", "x", "2 dimensions"});
-  expect_error([&] { quantize_transpose(x, scaled({4, 8}), tensor({4, 8}, DType::kE4M3)); }, {"transposed", "[8, 4]", "[4, 8]"});
-  expect_error([&] { quantize_transpose(x, scaled({4, 8}, DType::kE5M2), transposed); }, {"transposed", "float8_e5m2", "float8_e4m3"});
-  expect_error([&] { quantize_transpose(x, scaled({4, 8}), transposed, {.rounding = Rounding::kStochastic}); }, {"rounding", "nearest"});
-  expect_error([&] { quantize_transpose(x, scaled({4, 8}, DType::kFloat16), transposed); }, {"out", "float16"});
+  expect_error([&] { quantize_transpose(tensor({4}), scaled({4}), transposed); },
+               {"quantize_transpose", "x", "2 dimensions"});
+  expect_error(
+      [&] {
+        quantize_transpose(x, scaled({4, 8}), tensor({4, 8}, DType::kE4M3));
+      },
+      {"transposed", "[8, 4]", "[4, 8]"});
+  expect_error(
+      [&] {
+        quantize_transpose(x, scaled({4, 8}, DType::kE5M2), transposed);
+      },
+      {"transposed", "float8_e5m2", "float8_e4m3"});
+  expect_error(
+      [&] {
+        quantize_transpose(x, scaled({4, 8}), transposed, {.rounding = Rounding::kStochastic});
+      },
+      {"rounding", "nearest"});
+  expect_error(
+      [&] {
+        quantize_transpose(x, scaled({4, 8}, DType::kFloat16), transposed);
+      },
+      {"out", "float16"});
 }
 
 TEST(BadInput, DequantizeAmaxAccumulate) {
-  expect_error([&] { dequantize(scaled({4}), tensor({4}, DType::kE4M3)); }, {"dequantize", "out", "float8_e4m3"});
+  expect_error([&] { dequantize(scaled({4}), tensor({4}, DType::kE4M3)); },
+               {"dequantize", "out", "float8_e4m3"});
   expect_error([&] { dequantize(scaled({4}), tensor({5})); }, {"dequantize", "out", "[5]"});
   expect_error([&] { amax(tensor({4}), tensor({2})); }, {"amax", "out", "[2]"});
-  expect_error([&] { accumulate(tensor({4}), ScaledTensor(tensor({4}))); }, {"accumulate", "out", "float32"});
+  expect_error([&] { accumulate(tensor({4}), ScaledTensor(tensor({4}))); },
+               {"accumulate", "out", "float32"});
   expect_error([&] { accumulate(tensor({4}), scaled({3})); }, {"accumulate", "[4]", "[3]"});
 }
 
@@ -82,10 +147,12 @@ TEST(BadInput, Gemm) {
 }
 
 struct Adam : testing::Test {
-  AdamParameter p = make_adam_parameter(scaled({8, 4}, DType::kFloat16), scaled({8, 4}), Level::kO2, 0);
+  AdamParameter p =
+      make_adam_parameter(scaled({8, 4}, DType::kFloat16), scaled({8, 4}), Level::kO2, 0);
 
   void expect_refused(const AdamOptions& options, const std::vector<std::string>& parts) {
-    std::string before(static_cast<const char*>(p.param.payload().data()), static_cast<std::size_t>(p.param.payload().nbytes()));
+    std::string before(static_cast<const char*>(p.param.payload().data()),
+                       static_cast<std::size_t>(p.param.payload().nbytes()));
     expect_error([&] { adam_step({&p, 1}, options); }, parts);
     EXPECT_EQ(std::memcmp(before.data(), p.param.payload().data(), before.size()), 0);
     EXPECT_EQ(*p.step.data_as<float>(), 0.0f);
@@ -122,15 +189,19 @@ TEST_F(Adam, States) {
 TEST(BadInput, Norm) {
   const ScaledTensor grads[] = {scaled({4})};
   expect_error([&] { grad_norm(grads, tensor({2})); }, {"grad_norm", "norm", "[2]"});
-  expect_error([&] { clip_grad_norm(grads, -1.0f, tensor({})); }, {"clip_grad_norm", "max_norm", "-1"});
-  expect_error([&] { clip_grad_norm(grads, NAN, tensor({})); }, {"clip_grad_norm", "max_norm", "nan"});
+  expect_error([&] { clip_grad_norm(grads, -1.0f, tensor({})); },
+               {"clip_grad_norm", "max_norm", "-1"});
+  expect_error([&] { clip_grad_norm(grads, NAN, tensor({})); },
+               {"clip_grad_norm", "max_norm", "nan"});
 }
 
 TEST(BadInput, CudaWithoutCuda) {
   if (built_with_cuda()) GTEST_SKIP() << "this build has CUDA";
   float memory[4] = {};
   const Tensor x = Tensor::view(static_cast<void*>(memory), DType::kFloat32, {4}, cuda(0));
-  expect_error([&] { amax(x, Tensor::view(static_cast<void*>(memory), DType::kFloat32, {}, cuda(0))); }, {"amax", "no CUDA"});
+  expect_error(
+      [&] { amax(x, Tensor::view(static_cast<void*>(memory), DType::kFloat32, {}, cuda(0))); },
+      {"amax", "no CUDA"});
   EXPECT_EQ(device_count(), 0);
   EXPECT_FALSE(cuda_status().empty());
 }

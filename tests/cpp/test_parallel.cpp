@@ -1,4 +1,5 @@
-// The thread pool: coverage, nesting, exceptions, resizing, calls from several threads. Also run under ThreadSanitizer.
+// The thread pool: coverage, nesting, exceptions, resizing, calls from several threads. Also run
+// under ThreadSanitizer.
 #include <fp8amp/error.h>
 #include <fp8amp/parallel.h>
 #include <gtest/gtest.h>
@@ -29,7 +30,8 @@ TEST_F(Parallel, VisitsEveryIndexOnce) {
     set_num_threads(threads);
     for (std::int64_t n : {0, 1, 2, 7, 1000})
       for (std::int64_t grain : {1, 3, 1000, 5000})
-        EXPECT_EQ(visits(n, grain), std::vector<int>(static_cast<std::size_t>(n), 1)) << threads << " threads, n " << n;
+        EXPECT_EQ(visits(n, grain), std::vector<int>(static_cast<std::size_t>(n), 1))
+            << threads << " threads, n " << n;
   }
 }
 
@@ -52,7 +54,9 @@ TEST_F(Parallel, NestedCallsDoNotDeadlock) {
 
 TEST_F(Parallel, ExceptionsReachTheCallerAndThePoolSurvives) {
   set_num_threads(2);
-  EXPECT_THROW(parallel_for(0, 10, 1, [](std::int64_t, std::int64_t) { throw std::runtime_error("inside"); }), std::runtime_error);
+  EXPECT_THROW(parallel_for(0, 10, 1,
+                            [](std::int64_t, std::int64_t) { throw std::runtime_error("inside"); }),
+               std::runtime_error);
   EXPECT_EQ(visits(100, 1), std::vector<int>(100, 1));
 }
 
@@ -62,7 +66,8 @@ TEST_F(Parallel, SeveralCallersAtOnce) {
   std::vector<std::thread> callers;
   for (int c = 0; c < 4; ++c)
     callers.emplace_back([&] {
-      for (int r = 0; r < 50; ++r) parallel_for(0, 100, 10, [&](std::int64_t b, std::int64_t e) { sum += e - b; });
+      for (int r = 0; r < 50; ++r)
+        parallel_for(0, 100, 10, [&](std::int64_t b, std::int64_t e) { sum += e - b; });
     });
   for (std::thread& t : callers) t.join();
   EXPECT_EQ(sum, 4 * 50 * 100);
@@ -75,10 +80,11 @@ TEST_F(Parallel, RefusesNoThreads) {
 
 TEST_F(Parallel, AnotherExecutorTakesOver) {
   int calls = 0;
-  set_parallel_for([&](std::int64_t begin, std::int64_t end, std::int64_t, const RangeFunction& body) {
-    ++calls;
-    body(begin, end);
-  });
+  set_parallel_for(
+      [&](std::int64_t begin, std::int64_t end, std::int64_t, const RangeFunction& body) {
+        ++calls;
+        body(begin, end);
+      });
   EXPECT_EQ(visits(10, 1), std::vector<int>(10, 1));
   set_parallel_for({});
   EXPECT_EQ(calls, 1);

@@ -1,9 +1,10 @@
-// FP32 <-> E4M3, E5M2, FP16, BF16: one rounding, integer and IEEE FP32 operations only, so that every machine gives the same bits.
+// FP32 <-> E4M3, E5M2, FP16, BF16: one rounding, integer and IEEE FP32 operations only, so that
+// every machine gives the same bits.
 //
-// encode<F>() saturates finite values to +-F::kMax. NaN becomes the positive F::kNaNCode, as cuda_fp8.h does.
-// Nearest: ties to even. Stochastic: random bits are added below the last kept bit and the sum is truncated, so that
-// E[decode(encode(x))] = x; the value is clamped to the largest finite one before the bits are added, else a carry out of
-// 448 would become NaN.
+// encode<F>() saturates finite values to +-F::kMax. NaN becomes the positive F::kNaNCode, as
+// cuda_fp8.h does. Nearest: ties to even. Stochastic: random bits are added below the last kept bit
+// and the sum is truncated, so that E[decode(encode(x))] = x; the value is clamped to the largest
+// finite one before the bits are added, else a carry out of 448 would become NaN.
 #pragma once
 #include <fp8amp/numerics/formats.h>
 
@@ -22,11 +23,13 @@ inline constexpr int kRandomBits = 20;
 
 // x -> code of F. `random` is read for Rounding::kStochastic only.
 //
-// With e = max(2^exponent(|x|), smallest normal), adding e * 2^(23 - man) makes the FPU round |x| to F's spacing (nearest even). The sum's
-// bits then hold the rounded mantissa below and the exponent above: one path for normals and subnormals. The product saturates
-// at Inf where an exponent addition would wrap; the final min catches it.
+// With e = max(2^exponent(|x|), smallest normal), adding e * 2^(23 - man) makes the FPU round |x|
+// to F's spacing (nearest even). The sum's bits then hold the rounded mantissa below and the
+// exponent above: one path for normals and subnormals. The product saturates at Inf where an
+// exponent addition would wrap; the final min catches it.
 template <class F>
-FP8AMP_HD typename F::Bits encode(float x, Rounding rounding = Rounding::kNearest, Overflow overflow = Overflow::kSaturate,
+FP8AMP_HD typename F::Bits encode(float x, Rounding rounding = Rounding::kNearest,
+                                  Overflow overflow = Overflow::kSaturate,
                                   std::uint32_t random = 0) {
   constexpr int kShift = 23 - F::kMantissaBits;
   constexpr std::uint32_t kMinNormal = std::uint32_t(128 - F::kBias) << 23;
@@ -41,13 +44,16 @@ FP8AMP_HD typename F::Bits encode(float x, Rounding rounding = Rounding::kNeares
     e = e > kMinNormal ? e : kMinNormal;
     const std::uint32_t magic = e + (std::uint32_t(kShift) << 23);
     const std::uint32_t t = float_bits(magnitude + bits_float(magic));
-    // t - magic: rounded mantissa, with the hidden bit for normals, in units of F's spacing; (e >> kShift) minus the offset: the exponent.
+    // t - magic: rounded mantissa, with the hidden bit for normals, in units of F's spacing; (e >>
+    // kShift) minus the offset: the exponent.
     code = (t - magic) + ((e - kMinNormal) >> kShift);
   } else {
-    // Subnormals of F become fixed point by adding F's smallest normal (exact to FP32's own rounding), which lends them a hidden bit.
+    // Subnormals of F become fixed point by adding F's smallest normal (exact to FP32's own
+    // rounding), which lends them a hidden bit.
     const std::uint32_t small = a < kMinNormal ? 1u : 0u;
     const float y = small ? magnitude + bits_float(kMinNormal) : magnitude;
-    constexpr int kUp = kShift > kRandomBits ? kShift - kRandomBits : 0, kDown = kShift < kRandomBits ? kRandomBits - kShift : 0;
+    constexpr int kUp = kShift > kRandomBits ? kShift - kRandomBits : 0,
+                  kDown = kShift < kRandomBits ? kRandomBits - kShift : 0;
     const std::uint32_t r = random & ((1u << kRandomBits) - 1);
     const std::uint32_t sum = (float_bits(y) + (r << kUp >> kDown)) >> kShift;
     code = sum - (std::uint32_t(127 - F::kBias) << F::kMantissaBits) - (small << F::kMantissaBits);
@@ -68,7 +74,8 @@ FP8AMP_HD float decode(typename F::Bits code) {
   }
   // Subnormals: (float)a is exact and so is the product with a power of two.
   if (a < (1u << F::kMantissaBits)) {
-    constexpr float kStep = std::bit_cast<float>(std::uint32_t(128 - F::kBias - F::kMantissaBits) << 23);
+    constexpr float kStep =
+        std::bit_cast<float>(std::uint32_t(128 - F::kBias - F::kMantissaBits) << 23);
     return bits_float(sign | float_bits(float(a) * kStep));
   }
   return bits_float(sign | ((a << kShift) + (std::uint32_t(127 - F::kBias) << 23)));

@@ -22,8 +22,9 @@ namespace fp8amp {
 enum class Rounding : std::uint8_t { kNearest = 0, kStochastic = 1 };
 // Rounding of the scale itself: the power of two below the ideal scale, or the ideal scale.
 enum class ScaleRounding : std::uint8_t { kPowerOfTwo = 0, kExact = 1 };
-// What +-Inf becomes: the largest finite value (weights, activations, states), or NaN (gradients, where a saturated
-// Inf would hide an overflow from GradScaler and from every later reader). NaN always becomes NaN.
+// What +-Inf becomes: the largest finite value (weights, activations, states), or NaN (gradients,
+// where a saturated Inf would hide an overflow from GradScaler and from every later reader). NaN
+// always becomes NaN.
 enum class Overflow : std::uint8_t { kSaturate = 0, kNaN = 1 };
 
 namespace numerics {

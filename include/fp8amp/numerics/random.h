@@ -1,9 +1,11 @@
-// Random bits for stochastic rounding from a counter: a pure function of (seed, step, tensor, element), so that the bits do not depend
-// on machine, grid, block or thread count, and a resumed run repeats them.
+// Random bits for stochastic rounding from a counter: a pure function of (seed, step, tensor,
+// element), so that the bits do not depend on machine, grid, block or thread count, and a resumed
+// run repeats them.
 //
-// mix() is the 32-bit finaliser "lowbias32" (constants found by exhaustive search, bias 0.17: C. Wellons, "Prospecting for hash
-// functions", 2018). It costs an AVX2 Adam step 4 %, where Philox4x32-7 costs 27 % and Philox4x32-10 41 %; its
-// uniformity, its correlation over element, step and tensor, and the bias of a rounded mean are tested against Philox4x32-10.
+// mix() is the 32-bit finaliser "lowbias32" (constants found by exhaustive search, bias 0.17: C.
+// Wellons, "Prospecting for hash functions", 2018). It costs an AVX2 Adam step 4 %, where
+// Philox4x32-7 costs 27 % and Philox4x32-10 41 %; its uniformity, its correlation over element,
+// step and tensor, and the bias of a rounded mean are tested against Philox4x32-10.
 #pragma once
 #include <fp8amp/numerics/formats.h>
 
@@ -17,15 +19,18 @@ FP8AMP_HD std::uint32_t mix(std::uint32_t x) {
   return x ^ x >> 16;
 }
 
-// One key per (seed, step, tensor, purpose). `purpose` separates the streams of one tensor: first moment, second moment, master weight.
-FP8AMP_HD std::uint32_t random_key(std::uint64_t seed, std::uint32_t step, std::uint32_t tensor, std::uint32_t purpose = 0) {
+// One key per (seed, step, tensor, purpose). `purpose` separates the streams of one tensor: first
+// moment, second moment, master weight.
+FP8AMP_HD std::uint32_t random_key(std::uint64_t seed, std::uint32_t step, std::uint32_t tensor,
+                                   std::uint32_t purpose = 0) {
   const std::uint32_t s = mix(std::uint32_t(seed)) ^ mix(std::uint32_t(seed >> 32) + 0x9e3779b9u);
   return mix(mix(mix(s ^ tensor) ^ step) + purpose * 0x85ebca6bu);
 }
 
-// 20 random bits for one element. Elements i and i + 8 of each 16 share one 32-bit word (its low and its high 20 bits): the 8 shared
-// bits are the least significant of the one and the most significant of the other. Eight neighbours use eight words, which is
-// one vector of lanes on a CPU and one 128-bit access of a GPU thread.
+// 20 random bits for one element. Elements i and i + 8 of each 16 share one 32-bit word (its low
+// and its high 20 bits): the 8 shared bits are the least significant of the one and the most
+// significant of the other. Eight neighbours use eight words, which is one vector of lanes on a CPU
+// and one 128-bit access of a GPU thread.
 FP8AMP_HD std::uint32_t random_word(std::uint32_t key, std::uint64_t word) {
   return mix(std::uint32_t(word) ^ mix(key ^ std::uint32_t(word >> 32)));
 }

@@ -1,12 +1,15 @@
-// amax -> scale. `scale` multiplies into the format, `scale_inv` multiplies out; both FP32, finite and normal, never 0.
+// amax -> scale. `scale` multiplies into the format, `scale_inv` multiplies out; both FP32, finite
+// and normal, never 0.
 //
-//   scale = format_max / (amax * 2^margin), then cleared to the power of two below for ScaleRounding::kPowerOfTwo.
+//   scale = format_max / (amax * 2^margin); kPowerOfTwo: cleared to the power of two below
 //   amax == 0         -> previous
 //   amax Inf or NaN   -> previous
-//   scale > 2^126     -> 2^126, whose inverse is the smallest normal number (the inverse of FLT_MAX is subnormal and flushes to zero)
+//   scale > 2^126     -> 2^126, whose inverse is the smallest normal number (that of FLT_MAX is
+//                        subnormal and flushes to zero)
 //
-// amax is the maximum over the *bits* of |x|, so that NaN > Inf > finite: one NaN anywhere makes amax non-finite.
-// Source: FP8-LM (arXiv 2310.18313) section 2; Perez et al. (arXiv 2309.17224) for the floor to a power of two.
+// amax is the maximum over the *bits* of |x|, so that NaN > Inf > finite: one NaN anywhere makes
+// amax non-finite. Source: FP8-LM (arXiv 2310.18313) section 2; Perez et al. (arXiv 2309.17224) for
+// the floor to a power of two.
 #pragma once
 #include <fp8amp/numerics/convert.h>
 
@@ -24,7 +27,8 @@ FP8AMP_HD float floor_power_of_two(float x) { return bits_float(float_bits(x) & 
 // 2^n for n in [-126, 127].
 FP8AMP_HD float power_of_two(int n) { return bits_float(std::uint32_t(127 + n) << 23); }
 
-FP8AMP_HD float compute_scale(float amax, float format_max, ScaleRounding rounding, int margin = 0, float previous = 1.0f) {
+FP8AMP_HD float compute_scale(float amax, float format_max, ScaleRounding rounding, int margin = 0,
+                              float previous = 1.0f) {
   if (!(amax > 0.0f) || !is_finite(amax)) return previous;
   float scale = format_max / amax;  // Inf for a tiny amax: capped below
   if (margin != 0) scale = scale * power_of_two(-margin);
@@ -35,10 +39,13 @@ FP8AMP_HD float compute_scale(float amax, float format_max, ScaleRounding roundi
 
 FP8AMP_HD float inverse_scale(float scale) { return 1.0f / scale; }
 
-// One element of a cast: code of value * scale. The overflow policy looks at the value, not at the product: a finite value saturates.
+// One element of a cast: code of value * scale. The overflow policy looks at the value, not at the
+// product: a finite value saturates.
 template <class F>
-FP8AMP_HD typename F::Bits quantize_element(float value, float scale, Rounding rounding, Overflow overflow, std::uint32_t random) {
-  if (!is_finite(value) && (overflow == Overflow::kNaN || abs_bits(value) > kInfBits)) return F::kNaNCode;
+FP8AMP_HD typename F::Bits quantize_element(float value, float scale, Rounding rounding,
+                                            Overflow overflow, std::uint32_t random) {
+  if (!is_finite(value) && (overflow == Overflow::kNaN || abs_bits(value) > kInfBits))
+    return F::kNaNCode;
   return encode<F>(value * scale, rounding, Overflow::kSaturate, random);
 }
 

@@ -1,6 +1,7 @@
-// The inner loops of the CPU backend. The files of this folder are compiled once per instruction-set level, each time in a namespace of
-// its own (FP8AMP_ISA = v2, v3, v4 or baseline); kernels/cpu/isa.h picks one at run time. Each loop is single-threaded and gives
-// the bits of its scalar definition in numerics/.
+// The inner loops of the CPU backend. The files of this folder are compiled once per
+// instruction-set level, each time in a namespace of its own (FP8AMP_ISA = v2, v3, v4 or baseline);
+// kernels/cpu/isa.h picks one at run time. Each loop is single-threaded and gives the bits of its
+// scalar definition in numerics/.
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/adam_update.h>
@@ -9,8 +10,9 @@
 
 namespace fp8amp::kernels::cpu {
 
-// y[i] = format(value * scale), value = x[i] (* x_scale_inv if has_x_scale_inv); returns the bits of max |value|.
-// numerics::quantize_element is the definition; the random bits are random_bits(key, first + i).
+// y[i] = format(value * scale), value = x[i] (* x_scale_inv if has_x_scale_inv); returns the bits
+// of max |value|. numerics::quantize_element is the definition; the random bits are
+// random_bits(key, first + i).
 struct CastLoop {
   const void* x;
   DType x_type;
@@ -26,7 +28,8 @@ struct CastLoop {
   std::uint64_t first;  // a multiple of 16
 };
 
-// The same on rows [0, rows) of x[., cols]; codes also to yt[c * yt_stride + r]. Nearest rounding, float8.
+// The same on rows [0, rows) of x[., cols]; codes also to yt[c * yt_stride + r]. Nearest rounding,
+// float8.
 struct CastTransposeLoop {
   CastLoop cast;  // x, y: first row of the range; n unused
   std::int64_t rows, cols;
@@ -45,8 +48,8 @@ struct DequantizeLoop {
   std::int64_t n;
 };
 
-// value = sum[i] * sum_scale_inv + x[i] * x_scale_inv; returns the bits of max |value|; writes codes (stochastic, Inf becomes NaN) unless
-// `measure`.
+// value = sum[i] * sum_scale_inv + x[i] * x_scale_inv; returns the bits of max |value|; writes
+// codes (stochastic, Inf becomes NaN) unless `measure`.
 struct AccumulateLoop {
   const void* x;
   DType x_type;
@@ -76,7 +79,8 @@ struct GemmLoop {
   bool accumulate;
 };
 
-// Elements [0, n) at the given pointers; `first` is the index of element 0 in its tensor, a multiple of 16.
+// Elements [0, n) at the given pointers; `first` is the index of element 0 in its tensor, a
+// multiple of 16.
 struct AdamLoop {
   void* p;
   const void* g;
@@ -90,32 +94,35 @@ struct AdamLoop {
   std::uint64_t first;
 };
 struct AdamMaxima {
-  std::uint32_t p, m, v;  // the largest codes written, without their signs (float32: bits of |x|): NaN > Inf > finite
+  std::uint32_t p, m, v;  // the largest codes written, without their signs (float32: bits of |x|):
+                          // NaN > Inf > finite
 };
 
 struct Loops {
-  std::uint32_t (*amax)(const void* x, DType x_type, std::int64_t n);  // bits of max |x|, of the plain numbers
+  std::uint32_t (*amax)(const void* x, DType x_type,
+                        std::int64_t n);  // bits of max |x|, of the plain numbers
   std::uint32_t (*cast)(const CastLoop& loop);
   std::uint32_t (*cast_transpose)(const CastTransposeLoop& loop);
   void (*dequantize)(const DequantizeLoop& loop);
   std::uint32_t (*accumulate)(const AccumulateLoop& loop);
-  double (*sum_of_squares)(const void* x, DType x_type, std::int64_t n);  // 8 FP64 partial sums by i % 8, then added in order
+  double (*sum_of_squares)(const void* x, DType x_type,
+                           std::int64_t n);  // 8 FP64 partial sums by i % 8, then added in order
   void (*scale_values)(void* x, DType x_type, float factor, std::int64_t n);  // x *= factor
   void (*gemm)(const GemmLoop& loop);
   AdamMaxima (*adam)(const AdamLoop& loop);
 };
 
-#define FP8AMP_DECLARE_LOOPS(isa)                                                \
-  namespace isa {                                                                \
-  std::uint32_t amax(const void* x, DType x_type, std::int64_t n);               \
-  std::uint32_t cast(const CastLoop& loop);                                      \
-  std::uint32_t cast_transpose(const CastTransposeLoop& loop);                   \
-  void dequantize(const DequantizeLoop& loop);                                   \
-  std::uint32_t accumulate(const AccumulateLoop& loop);                          \
-  double sum_of_squares(const void* x, DType x_type, std::int64_t n);            \
-  void scale_values(void* x, DType x_type, float factor, std::int64_t n);        \
-  void gemm(const GemmLoop& loop);                                               \
-  AdamMaxima adam(const AdamLoop& loop);                                         \
+#define FP8AMP_DECLARE_LOOPS(isa)                                         \
+  namespace isa {                                                         \
+  std::uint32_t amax(const void* x, DType x_type, std::int64_t n);        \
+  std::uint32_t cast(const CastLoop& loop);                               \
+  std::uint32_t cast_transpose(const CastTransposeLoop& loop);            \
+  void dequantize(const DequantizeLoop& loop);                            \
+  std::uint32_t accumulate(const AccumulateLoop& loop);                   \
+  double sum_of_squares(const void* x, DType x_type, std::int64_t n);     \
+  void scale_values(void* x, DType x_type, float factor, std::int64_t n); \
+  void gemm(const GemmLoop& loop);                                        \
+  AdamMaxima adam(const AdamLoop& loop);                                  \
   }
 
 FP8AMP_DECLARE_LOOPS(v2)

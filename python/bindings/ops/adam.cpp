@@ -8,11 +8,13 @@ using TensorList = std::vector<TorchTensor>;
 
 void require_same_length(const char* op, const char* argument, size_t seen, size_t wanted) {
   if (seen != wanted)
-    throw Error(std::string(op) + ": " + argument + " must have " + std::to_string(wanted) + " entries, got " + std::to_string(seen));
+    throw Error(std::string(op) + ": " + argument + " must have " + std::to_string(wanted) +
+                " entries, got " + std::to_string(seen));
 }
 
 // A float32 tensor is plain, whatever its scale_inv says: it is never scaled in storage.
-ScaledTensor state(const char* op, const char* argument, const TorchTensor& payload, const TorchTensor& scale_inv) {
+ScaledTensor state(const char* op, const char* argument, const TorchTensor& payload,
+                   const TorchTensor& scale_inv) {
   if (payload.scalar_type() == ScalarType::Float) return write(op, argument, payload);
   return write_scaled(op, argument, payload, scale_inv);
 }
@@ -23,12 +25,14 @@ TorchTensor grad_norm(const TensorList& grads, const TensorList& scale_inv) {
   if (grads.empty()) throw Error("grad_norm: grads must not be empty, got 0 tensors");
   TorchTensor norm = empty_scalar(grads.front());
   std::vector<ScaledTensor> list;
-  for (size_t i = 0; i < grads.size(); ++i) list.push_back(read_scaled(op, "grads", grads[i], scale_inv[i]));
+  for (size_t i = 0; i < grads.size(); ++i)
+    list.push_back(read_scaled(op, "grads", grads[i], scale_inv[i]));
   fp8amp::grad_norm(list, write(op, "norm", norm), stream(norm));
   return norm;
 }
 
-TorchTensor grad_amax(const TensorList& grads, const TensorList& scale_inv, const TensorList& amax) {
+TorchTensor grad_amax(const TensorList& grads, const TensorList& scale_inv,
+                      const TensorList& amax) {
   const char* op = "grad_amax_";
   require_same_length(op, "scale_inv", scale_inv.size(), grads.size());
   require_same_length(op, "amax", amax.size(), grads.size());
@@ -43,23 +47,28 @@ TorchTensor grad_amax(const TensorList& grads, const TensorList& scale_inv, cons
   return found_inf;
 }
 
-void adam(const TensorList& params, const TensorList& param_scale_inv, const TensorList& grads, const TensorList& grad_scale_inv,
-          const TensorList& exp_avg, const TensorList& exp_avg_scale_inv, const TensorList& exp_avg_sq, const TensorList& exp_avg_sq_scale_inv,
-          const TensorList& amax, const TensorList& steps, const std::vector<int64_t>& tensor_ids, const TorchTensor& lr, double beta1, double beta2,
-          double eps, double weight_decay, bool decoupled, bool maximize, int64_t master_rounding, int64_t moment_rounding,
-          int64_t second_moment_rounding, int64_t seed, const OptionalTensor& grad_scale, const OptionalTensor& found_inf) {
+void adam(const TensorList& params, const TensorList& param_scale_inv, const TensorList& grads,
+          const TensorList& grad_scale_inv, const TensorList& exp_avg,
+          const TensorList& exp_avg_scale_inv, const TensorList& exp_avg_sq,
+          const TensorList& exp_avg_sq_scale_inv, const TensorList& amax, const TensorList& steps,
+          const std::vector<int64_t>& tensor_ids, const TorchTensor& lr, double beta1, double beta2,
+          double eps, double weight_decay, bool decoupled, bool maximize, int64_t master_rounding,
+          int64_t moment_rounding, int64_t second_moment_rounding, int64_t seed,
+          const OptionalTensor& grad_scale, const OptionalTensor& found_inf) {
   const char* op = "adam_";
-  const std::pair<const char*, size_t> lengths[] = {{"param_scale_inv", param_scale_inv.size()},
-                                                    {"grads", grads.size()},
-                                                    {"grad_scale_inv", grad_scale_inv.size()},
-                                                    {"exp_avg", exp_avg.size()},
-                                                    {"exp_avg_scale_inv", exp_avg_scale_inv.size()},
-                                                    {"exp_avg_sq", exp_avg_sq.size()},
-                                                    {"exp_avg_sq_scale_inv", exp_avg_sq_scale_inv.size()},
-                                                    {"amax", amax.size()},
-                                                    {"steps", steps.size()},
-                                                    {"tensor_ids", tensor_ids.size()}};
-  for (const auto& [argument, length] : lengths) require_same_length(op, argument, length, params.size());
+  const std::pair<const char*, size_t> lengths[] = {
+      {"param_scale_inv", param_scale_inv.size()},
+      {"grads", grads.size()},
+      {"grad_scale_inv", grad_scale_inv.size()},
+      {"exp_avg", exp_avg.size()},
+      {"exp_avg_scale_inv", exp_avg_scale_inv.size()},
+      {"exp_avg_sq", exp_avg_sq.size()},
+      {"exp_avg_sq_scale_inv", exp_avg_sq_scale_inv.size()},
+      {"amax", amax.size()},
+      {"steps", steps.size()},
+      {"tensor_ids", tensor_ids.size()}};
+  for (const auto& [argument, length] : lengths)
+    require_same_length(op, argument, length, params.size());
   std::vector<AdamParameter> list(params.size());
   for (size_t i = 0; i < params.size(); ++i)
     list[i] = {state(op, "params", params[i], param_scale_inv[i]),
@@ -71,8 +80,10 @@ void adam(const TensorList& params, const TensorList& param_scale_inv, const Ten
                static_cast<uint32_t>(tensor_ids[i])};
   if (params.empty()) return;
   const Tensor lr_view = read(op, "lr", lr);
-  if (lr_view.dtype() != DType::kFloat32 || lr_view.numel() != 1 || lr_view.device().type != DeviceType::kCpu)
-    throw Error("adam_: lr must be a float32 tensor of one element on the CPU, got " + lr_view.to_string());
+  if (lr_view.dtype() != DType::kFloat32 || lr_view.numel() != 1 ||
+      lr_view.device().type != DeviceType::kCpu)
+    throw Error("adam_: lr must be a float32 tensor of one element on the CPU, got " +
+                lr_view.to_string());
   AdamOptions o;
   o.lr = *lr_view.data_as<float>();
   o.betas = {beta1, beta2};
@@ -100,10 +111,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
   m.def("grad_norm(Tensor[] grads, Tensor[] scale_inv) -> Tensor");
   m.def("grad_amax_(Tensor[] grads, Tensor[] scale_inv, Tensor(a!)[] amax) -> Tensor found_inf");
   m.def(
-      "adam_(Tensor(a!)[] params, Tensor(b!)[] param_scale_inv, Tensor[] grads, Tensor[] grad_scale_inv, Tensor(c!)[] exp_avg, "
-      "Tensor(d!)[] exp_avg_scale_inv, Tensor(e!)[] exp_avg_sq, Tensor(f!)[] exp_avg_sq_scale_inv, Tensor(g!)[] amax, Tensor(h!)[] steps, "
-      "int[] tensor_ids, Tensor lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled, bool maximize, "
-      "int master_rounding, int moment_rounding, int second_moment_rounding, int seed, Tensor? grad_scale, Tensor? found_inf) -> ()");
+      "adam_(Tensor(a!)[] params, Tensor(b!)[] param_scale_inv, Tensor[] grads, Tensor[] "
+      "grad_scale_inv, Tensor(c!)[] exp_avg, "
+      "Tensor(d!)[] exp_avg_scale_inv, Tensor(e!)[] exp_avg_sq, Tensor(f!)[] exp_avg_sq_scale_inv, "
+      "Tensor(g!)[] amax, Tensor(h!)[] steps, "
+      "int[] tensor_ids, Tensor lr, float beta1, float beta2, float eps, float weight_decay, bool "
+      "decoupled, bool maximize, "
+      "int master_rounding, int moment_rounding, int second_moment_rounding, int seed, Tensor? "
+      "grad_scale, Tensor? found_inf) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CUDA, m) { implement(m); }

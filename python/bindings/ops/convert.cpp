@@ -5,7 +5,8 @@
 namespace fp8amp::bindings {
 namespace {
 
-[[noreturn]] void fail(const char* op, const char* argument, const std::string& wanted, const std::string& seen) {
+[[noreturn]] void fail(const char* op, const char* argument, const std::string& wanted,
+                       const std::string& seen) {
   throw Error(std::string(op) + ": " + argument + " must " + wanted + ", got " + seen);
 }
 
@@ -46,9 +47,15 @@ ScalarType to_scalar_type(DType dtype) {
   }
 }
 
-Rounding to_rounding(const char* op, int64_t value) { return to_enum<Rounding>(op, "rounding", value); }
-ScaleRounding to_scale_rounding(const char* op, int64_t value) { return to_enum<ScaleRounding>(op, "scale_rounding", value); }
-Overflow to_overflow(const char* op, int64_t value) { return to_enum<Overflow>(op, "overflow", value); }
+Rounding to_rounding(const char* op, int64_t value) {
+  return to_enum<Rounding>(op, "rounding", value);
+}
+ScaleRounding to_scale_rounding(const char* op, int64_t value) {
+  return to_enum<ScaleRounding>(op, "scale_rounding", value);
+}
+Overflow to_overflow(const char* op, int64_t value) {
+  return to_enum<Overflow>(op, "overflow", value);
+}
 
 std::vector<int64_t> shape(const TorchTensor& t) {
   const auto sizes = t.sizes();
@@ -57,33 +64,44 @@ std::vector<int64_t> shape(const TorchTensor& t) {
 
 Tensor read(const char* op, const char* argument, const TorchTensor& t) {
   require_contiguous(op, argument, t);
-  return Tensor::view(t.const_data_ptr(), to_dtype(op, argument, t.scalar_type()), shape(t), device(t));
+  return Tensor::view(t.const_data_ptr(), to_dtype(op, argument, t.scalar_type()), shape(t),
+                      device(t));
 }
 
 Tensor write(const char* op, const char* argument, const TorchTensor& t) {
   require_contiguous(op, argument, t);
-  return Tensor::view(t.mutable_data_ptr(), to_dtype(op, argument, t.scalar_type()), shape(t), device(t));
+  return Tensor::view(t.mutable_data_ptr(), to_dtype(op, argument, t.scalar_type()), shape(t),
+                      device(t));
 }
 
-Tensor read(const char* op, const char* argument, const OptionalTensor& t) { return t ? read(op, argument, *t) : Tensor(); }
-
-ScaledTensor read_scaled(const char* op, const char* argument, const TorchTensor& payload, const OptionalTensor& scale_inv) {
-  return {read(op, argument, payload), read(op, (std::string(argument) + "_scale_inv").c_str(), scale_inv)};
+Tensor read(const char* op, const char* argument, const OptionalTensor& t) {
+  return t ? read(op, argument, *t) : Tensor();
 }
 
-ScaledTensor write_scaled(const char* op, const char* argument, const TorchTensor& payload, const TorchTensor& scale_inv) {
-  return {write(op, argument, payload), write(op, (std::string(argument) + "_scale_inv").c_str(), scale_inv)};
+ScaledTensor read_scaled(const char* op, const char* argument, const TorchTensor& payload,
+                         const OptionalTensor& scale_inv) {
+  return {read(op, argument, payload),
+          read(op, (std::string(argument) + "_scale_inv").c_str(), scale_inv)};
+}
+
+ScaledTensor write_scaled(const char* op, const char* argument, const TorchTensor& payload,
+                          const TorchTensor& scale_inv) {
+  return {write(op, argument, payload),
+          write(op, (std::string(argument) + "_scale_inv").c_str(), scale_inv)};
 }
 
 TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const TorchTensor& like) {
   std::vector<int64_t> strides(shape.size());
   int64_t stride = 1;
-  for (size_t i = shape.size(); i-- > 0; stride *= std::max<int64_t>(shape[i], 1)) strides[i] = stride;
+  for (size_t i = shape.size(); i-- > 0; stride *= std::max<int64_t>(shape[i], 1))
+    strides[i] = stride;
   int32_t device_type = aoti_torch_device_type_cpu(), device_index = 0;
-  if (like.is_cuda()) device_type = aoti_torch_device_type_cuda(), device_index = like.get_device_index();
+  if (like.is_cuda())
+    device_type = aoti_torch_device_type_cuda(), device_index = like.get_device_index();
   // The stable ABI numbers dtypes as the running torch does; float8 numbers are fixed since 2.1.
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), static_cast<int32_t>(type),
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
+                                                  strides.data(), static_cast<int32_t>(type),
                                                   device_type, device_index, &handle));
   return TorchTensor(handle);
 }
@@ -92,14 +110,18 @@ TorchTensor empty_scalar(const TorchTensor& like) { return empty({}, ScalarType:
 
 void* stream(const TorchTensor& t) {
   if (!t.is_cuda()) return nullptr;
-  // The shim lives in libtorch_cuda.so, which CPU builds of torch do not have: looked up, not linked.
+  // The shim lives in libtorch_cuda.so, which CPU builds of torch do not have: looked up, not
+  // linked.
   using Shim = AOTITorchError (*)(int32_t, void**);
   static const Shim shim = [] {
     void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
-    return torch_cuda ? reinterpret_cast<Shim>(dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream")) : nullptr;
+    return torch_cuda
+               ? reinterpret_cast<Shim>(dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream"))
+               : nullptr;
   }();
   void* stream = nullptr;
-  if (!shim || shim(t.get_device_index(), &stream) != AOTI_TORCH_SUCCESS) throw Error("fp8amp: this torch has no CUDA streams");
+  if (!shim || shim(t.get_device_index(), &stream) != AOTI_TORCH_SUCCESS)
+    throw Error("fp8amp: this torch has no CUDA streams");
   return stream;
 }
 

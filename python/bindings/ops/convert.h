@@ -25,10 +25,13 @@ Overflow to_overflow(const char* op, int64_t value);
 Tensor read(const char* op, const char* argument, const TorchTensor& t);
 Tensor write(const char* op, const char* argument, const TorchTensor& t);
 Tensor read(const char* op, const char* argument, const OptionalTensor& t);  // undefined for None
-ScaledTensor read_scaled(const char* op, const char* argument, const TorchTensor& payload, const OptionalTensor& scale_inv);
-ScaledTensor write_scaled(const char* op, const char* argument, const TorchTensor& payload, const TorchTensor& scale_inv);
+ScaledTensor read_scaled(const char* op, const char* argument, const TorchTensor& payload,
+                         const OptionalTensor& scale_inv);
+ScaledTensor write_scaled(const char* op, const char* argument, const TorchTensor& payload,
+                          const TorchTensor& scale_inv);
 
-// New contiguous tensor on the device of `like`. aoti_torch_empty_strided: the allocators of stable/ops.h cost 14-23 us a call on torch 2.11.
+// New contiguous tensor on the device of `like`. aoti_torch_empty_strided: the allocators of
+// stable/ops.h cost 14-23 us a call on torch 2.11.
 TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const TorchTensor& like);
 TorchTensor empty_scalar(const TorchTensor& like);  // float32[]
 std::vector<int64_t> shape(const TorchTensor& t);

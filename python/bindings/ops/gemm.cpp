@@ -4,16 +4,19 @@
 namespace fp8amp::bindings {
 namespace {
 
-void run(const char* op, const TorchTensor& out, const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b,
-         const TorchTensor& b_scale_inv, GemmOptions options, const OptionalTensor& bias) {
+void run(const char* op, const TorchTensor& out, const TorchTensor& a,
+         const TorchTensor& a_scale_inv, const TorchTensor& b, const TorchTensor& b_scale_inv,
+         GemmOptions options, const OptionalTensor& bias) {
   const Tensor bias_view = read(op, "bias", bias);
   if (bias) options.bias = &bias_view;
   options.stream = stream(a);
-  fp8amp::gemm(read_scaled(op, "a", a, a_scale_inv), read_scaled(op, "b", b, b_scale_inv), write(op, "out", out), options);
+  fp8amp::gemm(read_scaled(op, "a", a, a_scale_inv), read_scaled(op, "b", b, b_scale_inv),
+               write(op, "out", out), options);
 }
 
-TorchTensor gemm(const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b, const TorchTensor& b_scale_inv, bool transpose_a,
-                 bool transpose_b, ScalarType dtype, const OptionalTensor& bias, bool fast_accumulation) {
+TorchTensor gemm(const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b,
+                 const TorchTensor& b_scale_inv, bool transpose_a, bool transpose_b,
+                 ScalarType dtype, const OptionalTensor& bias, bool fast_accumulation) {
   to_dtype("gemm", "dtype", dtype);
   if (a.dim() != 2) throw Error("gemm: a must have 2 dimensions, got " + std::to_string(a.dim()));
   if (b.dim() != 2) throw Error("gemm: b must have 2 dimensions, got " + std::to_string(b.dim()));
@@ -26,8 +29,10 @@ TorchTensor gemm(const TorchTensor& a, const TorchTensor& a_scale_inv, const Tor
   return out;
 }
 
-void gemm_into(const TorchTensor& out, const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b, const TorchTensor& b_scale_inv,
-               bool transpose_a, bool transpose_b, const OptionalTensor& bias, bool accumulate, bool fast_accumulation) {
+void gemm_into(const TorchTensor& out, const TorchTensor& a, const TorchTensor& a_scale_inv,
+               const TorchTensor& b, const TorchTensor& b_scale_inv, bool transpose_a,
+               bool transpose_b, const OptionalTensor& bias, bool accumulate,
+               bool fast_accumulation) {
   GemmOptions options;
   options.transpose_a = transpose_a;
   options.transpose_b = transpose_b;
@@ -43,10 +48,12 @@ void implement(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
   m.def(
-      "gemm(Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool transpose_a, bool transpose_b, ScalarType dtype, Tensor? bias, "
+      "gemm(Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool transpose_a, bool "
+      "transpose_b, ScalarType dtype, Tensor? bias, "
       "bool fast_accumulation) -> Tensor");
   m.def(
-      "gemm_(Tensor(a!) out, Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool transpose_a, bool transpose_b, Tensor? bias, "
+      "gemm_(Tensor(a!) out, Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool "
+      "transpose_a, bool transpose_b, Tensor? bias, "
       "bool accumulate, bool fast_accumulation) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CPU, m) { implement(m); }

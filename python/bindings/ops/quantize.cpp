@@ -1,4 +1,5 @@
-// torch.ops.fp8amp: quantize, quantize_, quantize_transpose, quantize_delayed, dequantize, dequantize_, accumulate_, amax.
+// torch.ops.fp8amp: quantize, quantize_, quantize_transpose, quantize_delayed, dequantize,
+// dequantize_, accumulate_, amax.
 #include "python/bindings/ops/convert.h"
 
 #include <tuple>
@@ -6,7 +7,8 @@
 namespace fp8amp::bindings {
 namespace {
 
-QuantizeOptions make_options(const char* op, const TorchTensor& x, int64_t scale_rounding, int64_t margin, int64_t overflow, const TorchTensor& amax) {
+QuantizeOptions make_options(const char* op, const TorchTensor& x, int64_t scale_rounding,
+                             int64_t margin, int64_t overflow, const TorchTensor& amax) {
   QuantizeOptions o;
   o.scale_rounding = to_scale_rounding(op, scale_rounding);
   o.margin = static_cast<int>(margin < -1000 ? -1000 : margin > 1000 ? 1000 : margin);
@@ -16,56 +18,69 @@ QuantizeOptions make_options(const char* op, const TorchTensor& x, int64_t scale
   return o;
 }
 
-std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize(const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
-                                                           const OptionalTensor& scale, int64_t scale_rounding, int64_t margin, int64_t rounding,
-                                                           int64_t overflow, int64_t seed) {
+std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize(
+    const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
+    const OptionalTensor& scale, int64_t scale_rounding, int64_t margin, int64_t rounding,
+    int64_t overflow, int64_t seed) {
   const char* op = "quantize";
   to_dtype(op, "format", format);
-  TorchTensor payload = empty(shape(x), format, x), scale_inv = empty_scalar(x), amax = empty_scalar(x);
+  TorchTensor payload = empty(shape(x), format, x), scale_inv = empty_scalar(x),
+              amax = empty_scalar(x);
   QuantizeOptions o = make_options(op, x, scale_rounding, margin, overflow, amax);
   o.rounding = to_rounding(op, rounding);
   o.seed = static_cast<uint64_t>(seed);
   o.scale = read(op, "scale", scale);
-  fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv), write_scaled(op, "out", payload, scale_inv), o);
+  fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv),
+                   write_scaled(op, "out", payload, scale_inv), o);
   return {payload, scale_inv, amax};
 }
 
-TorchTensor quantize_into(const TorchTensor& payload, const TorchTensor& scale_inv, const TorchTensor& x, const OptionalTensor& x_scale_inv,
-                          bool keep_scale, int64_t scale_rounding, int64_t margin, int64_t rounding, int64_t overflow, int64_t seed) {
+TorchTensor quantize_into(const TorchTensor& payload, const TorchTensor& scale_inv,
+                          const TorchTensor& x, const OptionalTensor& x_scale_inv, bool keep_scale,
+                          int64_t scale_rounding, int64_t margin, int64_t rounding,
+                          int64_t overflow, int64_t seed) {
   const char* op = "quantize_";
   TorchTensor amax = empty_scalar(x);
   QuantizeOptions o = make_options(op, x, scale_rounding, margin, overflow, amax);
   o.rounding = to_rounding(op, rounding);
   o.seed = static_cast<uint64_t>(seed);
   o.keep_scale = keep_scale;
-  fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv), write_scaled(op, "payload", payload, scale_inv), o);
+  fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv),
+                   write_scaled(op, "payload", payload, scale_inv), o);
   return amax;
 }
 
-std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpose(const TorchTensor& x, const OptionalTensor& x_scale_inv,
-                                                                                  ScalarType format, const OptionalTensor& scale,
-                                                                                  int64_t scale_rounding, int64_t margin, int64_t overflow) {
+std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpose(
+    const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
+    const OptionalTensor& scale, int64_t scale_rounding, int64_t margin, int64_t overflow) {
   const char* op = "quantize_transpose";
   to_dtype(op, "format", format);
   std::vector<int64_t> s = shape(x);
-  if (s.size() != 2) throw Error("quantize_transpose: x must have 2 dimensions, got " + std::to_string(s.size()));
-  TorchTensor payload = empty(s, format, x), transposed = empty({s[1], s[0]}, format, x), scale_inv = empty_scalar(x), amax = empty_scalar(x);
+  if (s.size() != 2)
+    throw Error("quantize_transpose: x must have 2 dimensions, got " + std::to_string(s.size()));
+  TorchTensor payload = empty(s, format, x), transposed = empty({s[1], s[0]}, format, x),
+              scale_inv = empty_scalar(x), amax = empty_scalar(x);
   QuantizeOptions o = make_options(op, x, scale_rounding, margin, overflow, amax);
   o.scale = read(op, "scale", scale);
-  fp8amp::quantize_transpose(read_scaled(op, "x", x, x_scale_inv), write_scaled(op, "out", payload, scale_inv), write(op, "transposed", transposed), o);
+  fp8amp::quantize_transpose(read_scaled(op, "x", x, x_scale_inv),
+                             write_scaled(op, "out", payload, scale_inv),
+                             write(op, "transposed", transposed), o);
   return {payload, transposed, scale_inv, amax};
 }
 
-std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize_delayed(const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
-                                                                   const TorchTensor& history, int64_t scale_rounding, int64_t margin,
-                                                                   int64_t overflow, bool update) {
+std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize_delayed(
+    const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
+    const TorchTensor& history, int64_t scale_rounding, int64_t margin, int64_t overflow,
+    bool update) {
   const char* op = "quantize_delayed";
   to_dtype(op, "format", format);
-  TorchTensor payload = empty(shape(x), format, x), scale_inv = empty_scalar(x), amax = empty_scalar(x);
+  TorchTensor payload = empty(shape(x), format, x), scale_inv = empty_scalar(x),
+              amax = empty_scalar(x);
   QuantizeOptions o = make_options(op, x, scale_rounding, margin, overflow, amax);
   o.history = write(op, "history", history);
   o.update_history = update;
-  fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv), write_scaled(op, "out", payload, scale_inv), o);
+  fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv),
+                   write_scaled(op, "out", payload, scale_inv), o);
   return {payload, scale_inv, amax};
 }
 
@@ -73,18 +88,23 @@ TorchTensor dequantize(const TorchTensor& payload, const TorchTensor& scale_inv,
   const char* op = "dequantize";
   to_dtype(op, "dtype", dtype);
   TorchTensor out = empty(shape(payload), dtype, payload);
-  fp8amp::dequantize(read_scaled(op, "payload", payload, scale_inv), write(op, "out", out), stream(payload));
+  fp8amp::dequantize(read_scaled(op, "payload", payload, scale_inv), write(op, "out", out),
+                     stream(payload));
   return out;
 }
 
-void dequantize_into(const TorchTensor& out, const TorchTensor& payload, const TorchTensor& scale_inv) {
+void dequantize_into(const TorchTensor& out, const TorchTensor& payload,
+                     const TorchTensor& scale_inv) {
   const char* op = "dequantize_";
-  fp8amp::dequantize(read_scaled(op, "payload", payload, scale_inv), write(op, "out", out), stream(payload));
+  fp8amp::dequantize(read_scaled(op, "payload", payload, scale_inv), write(op, "out", out),
+                     stream(payload));
 }
 
-void accumulate(const TorchTensor& payload, const TorchTensor& scale_inv, const TorchTensor& x, const OptionalTensor& x_scale_inv) {
+void accumulate(const TorchTensor& payload, const TorchTensor& scale_inv, const TorchTensor& x,
+                const OptionalTensor& x_scale_inv) {
   const char* op = "accumulate_";
-  fp8amp::accumulate(read_scaled(op, "x", x, x_scale_inv), write_scaled(op, "payload", payload, scale_inv), stream(x));
+  fp8amp::accumulate(read_scaled(op, "x", x, x_scale_inv),
+                     write_scaled(op, "payload", payload, scale_inv), stream(x));
 }
 
 TorchTensor amax(const TorchTensor& x) {
@@ -106,20 +126,25 @@ void implement(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
   m.def(
-      "quantize(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, int scale_rounding, int margin, int rounding, int overflow, "
+      "quantize(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, int "
+      "scale_rounding, int margin, int rounding, int overflow, "
       "int seed) -> (Tensor payload, Tensor scale_inv, Tensor amax)");
   m.def(
-      "quantize_(Tensor(a!) payload, Tensor(b!) scale_inv, Tensor x, Tensor? x_scale_inv, bool keep_scale, int scale_rounding, int margin, "
+      "quantize_(Tensor(a!) payload, Tensor(b!) scale_inv, Tensor x, Tensor? x_scale_inv, bool "
+      "keep_scale, int scale_rounding, int margin, "
       "int rounding, int overflow, int seed) -> Tensor amax");
   m.def(
-      "quantize_transpose(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, int scale_rounding, int margin, int overflow) -> "
+      "quantize_transpose(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, int "
+      "scale_rounding, int margin, int overflow) -> "
       "(Tensor payload, Tensor payload_t, Tensor scale_inv, Tensor amax)");
   m.def(
-      "quantize_delayed(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor(a!) history, int scale_rounding, int margin, int overflow, "
+      "quantize_delayed(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor(a!) history, int "
+      "scale_rounding, int margin, int overflow, "
       "bool update) -> (Tensor payload, Tensor scale_inv, Tensor amax)");
   m.def("dequantize(Tensor payload, Tensor scale_inv, ScalarType dtype) -> Tensor");
   m.def("dequantize_(Tensor(a!) out, Tensor payload, Tensor scale_inv) -> ()");
-  m.def("accumulate_(Tensor(a!) payload, Tensor(b!) scale_inv, Tensor x, Tensor? x_scale_inv) -> ()");
+  m.def(
+      "accumulate_(Tensor(a!) payload, Tensor(b!) scale_inv, Tensor x, Tensor? x_scale_inv) -> ()");
   m.def("amax(Tensor x) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CPU, m) { implement(m); }
