@@ -8,8 +8,8 @@
 #   lint       clang-format, ruff, include direction, rules for files, mypy --strict
 #   cpp        C++ tests, warnings as errors
 #   sanitize   C++ tests under AddressSanitizer and UBSan, those with threads under ThreadSanitizer
-#   compilers  builds with clang and for aarch64, where the compilers are installed
 #   install    cmake --install, find_package, the C++ example from the installed package
+#   compilers  C++ tests with clang, the C++ example on aarch64 (qemu), where these are installed
 #   python     tests of the Python package
 #   example    examples/gpt/quickstart.sh for a few steps
 #   newest     the same binary with the newest torch, in .venv-newest
@@ -46,36 +46,45 @@ step_sanitize() {
   FP8AMP_TEST_QUICK=1 ctest --test-dir build/threads --no-tests=error --output-on-failure
 }
 
-step_compilers() {
-  if command -v clang++ >/dev/null; then
-    build clang -DCMAKE_CXX_COMPILER=clang++
-  else
-    echo "skipped: no clang++"
-  fi
-  if command -v aarch64-linux-gnu-g++ >/dev/null; then
-    build aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-      -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DFP8AMP_TESTS=OFF
-  else
-    echo "skipped: no aarch64-linux-gnu-g++"
-  fi
-}
-
-# build_consumer SOURCE PREFIX: builds a project that knows of fp8amp only what find_package tells
+# build_consumer SOURCE FOLDER PREFIX [cmake option ...]: a project that knows of fp8amp only what find_package tells
 build_consumer() {
-  rm -rf "build/consumer/$1"
-  cmake -S "$1" -B "build/consumer/$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$2" --log-level=WARNING
-  cmake --build "build/consumer/$1"
+  local source=$1 folder=build/$2 prefix=$3
+  shift 3
+  rm -rf "$folder"
+  cmake -S "$source" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix" \
+    -DCMAKE_CXX_FLAGS='-Wall -Wextra -Werror -ffp-contract=off' --log-level=WARNING "$@" >/dev/null
+  cmake --build "$folder"
 }
 
 step_install() {
   build cpp
   rm -rf build/prefix
-  cmake --install build/cpp --prefix build/prefix --component core
-  build_consumer examples/cpp "$root/build/prefix"
-  build/consumer/examples/cpp/two_layer_net
+  cmake --install build/cpp --prefix build/prefix --component core >/dev/null
+  build_consumer examples/cpp two_layer_net "$root/build/prefix"
+  build/two_layer_net/two_layer_net
   # the Python package holds the same, for C++ programs of those who have it from pip
-  build_consumer tests/consumer "$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/fp8amp"
-  build/consumer/tests/consumer/consumer
+  build_consumer tests/consumer consumer "$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/fp8amp"
+  build/consumer/consumer
+}
+
+step_compilers() {
+  if command -v clang++ >/dev/null; then
+    build clang -DCMAKE_CXX_COMPILER=clang++
+    FP8AMP_TEST_QUICK=1 ctest --test-dir build/clang --no-tests=error --output-on-failure -j "$(nproc)"
+  else
+    echo "skipped: no clang++"
+  fi
+  if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then
+    local target=(-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++)
+    build aarch64 "${target[@]}" -DFP8AMP_TESTS=OFF
+    cmake --install build/aarch64 --prefix build/prefix-aarch64 --component core >/dev/null
+    build_consumer examples/cpp two_layer_net-aarch64 "$root/build/prefix-aarch64" "${target[@]}"
+    echo "the example on aarch64 and here, number for number:"
+    diff <(LD_LIBRARY_PATH=build/prefix-aarch64/lib qemu-aarch64 -L /usr/aarch64-linux-gnu \
+      build/two_layer_net-aarch64/two_layer_net | tail -n +2) <(build/two_layer_net/two_layer_net | tail -n +2) && echo "equal"
+  else
+    echo "skipped: no aarch64-linux-gnu-g++ or qemu-aarch64"
+  fi
 }
 
 step_python() {
@@ -109,7 +118,7 @@ run_step() {
   summary+=("$(printf '%-10s %4d s  %s' "$1" $((SECONDS - start)) "$(grep -E '[0-9]+ passed|tests passed' "$log" | tail -n 1)")")
 }
 
-steps=(lint cpp sanitize compilers install python example)
+steps=(lint cpp sanitize install compilers python example)
 case ${1-} in
   -h | --help) sed -n '2,/^[^#]/s/^# \?//p' tests/run.sh; exit ;;
   ?*) steps=("$@") ;;

@@ -147,7 +147,7 @@ int main() {
                                    .betas = {0.9, 0.99},
                                    .level = fp8amp::Level::kO2});
     if (step == 0) first_loss = loss;
-    if (step % 50 == 0 || step == kSteps - 1) std::printf("step %3d  loss %.4f\n", step, loss);
+    if (step % 50 == 0 || step == kSteps - 1) std::printf("step %3d  loss %.6f\n", step, loss);
   }
 
   const double bytes = static_cast<double>(net.first.weight_bytes() + net.second.weight_bytes());
