@@ -321,8 +321,9 @@ TEST(AdamLoops, NoAccessPastTheEnd) {
 
 TEST(AdamLoops, RandomBitsFollowTheElement) {
   const LoopCase c{test::kO2, kStochastic, kStochastic, kNearest, ordinary_scalars(test::kO2)};
-  for (std::uint64_t first : {std::uint64_t(16), std::uint64_t(1) << 33,
-                              (std::uint64_t(1) << 33) - 512, std::uint64_t(512) * 12345})
+  for (std::uint64_t first :
+       {std::uint64_t(16), std::uint64_t(1) << 33, (std::uint64_t(1) << 33) - 512,
+        (std::uint64_t(1) << 33) - 48, std::uint64_t(512) * 12345})
     check_loop(c, 1000, 0, Inputs::kOrdinary, first);
 }
 

@@ -2,6 +2,7 @@
 // the definition.
 #include <algorithm>
 
+#include "kernels/cpu/isa/adam_o1.h"
 #include "kernels/cpu/isa/adam_o2.h"
 #include "kernels/cpu/isa/loops.h"
 #include "kernels/cpu/isa/simd.h"
@@ -103,6 +104,12 @@ AdamMaxima largest_of(const AdamMaxima& a, const AdamMaxima& b) {
   return {std::max(a.p, b.p), std::max(a.m, b.m), std::max(a.v, b.v)};
 }
 
+AdamMaxima all_floats(const AdamLoop& l) {
+  return update_block<SecondMoment::kFloat>(
+      l.scalars, 0.0f, static_cast<float*>(l.p), static_cast<const float*>(l.g),
+      static_cast<float*>(l.m), static_cast<float*>(l.v), l.n);
+}
+
 AdamMaxima any_types(const AdamLoop& l) {
   const auto update = l.v_type == DType::kFloat32 ? update_block<SecondMoment::kFloat>
                                                   : update_block<SecondMoment::kScaled>;
@@ -142,9 +149,9 @@ AdamLoop part(const AdamLoop& l, std::int64_t begin, std::int64_t end) {
   return r;
 }
 
-// Whole groups by adam_o2, in pieces inside which the upper half of the random word index does not
+// Whole groups by `fast`, in pieces inside which the upper half of the random word index does not
 // change; what is left by any_types.
-AdamMaxima o2_and_rest(const AdamLoop& l) {
+AdamMaxima fast_and_rest(const AdamLoop& l, AdamMaxima (*fast)(const AdamLoop&)) {
   constexpr std::uint64_t kPiece = std::uint64_t(1) << 33;
   AdamMaxima max{};
   for (std::int64_t begin = 0, end; begin < l.n; begin = end) {
@@ -152,7 +159,7 @@ AdamMaxima o2_and_rest(const AdamLoop& l) {
     end = begin + static_cast<std::int64_t>(
                       std::min(kPiece - first % kPiece, static_cast<std::uint64_t>(l.n - begin)));
     const std::int64_t whole = begin + (end - begin) / kGroup * kGroup;
-    max = largest_of(max, adam_o2(part(l, begin, whole)));
+    max = largest_of(max, fast(part(l, begin, whole)));
     max = largest_of(max, any_types(part(l, whole, end)));
   }
   return max;
@@ -162,8 +169,13 @@ AdamMaxima o2_and_rest(const AdamLoop& l) {
 }  // namespace
 
 AdamMaxima adam(const AdamLoop& loop) {
+  constexpr DType kFloat = DType::kFloat32;
+  if (loop.p_type == kFloat && loop.g_type == kFloat && loop.m_type == kFloat &&
+      loop.v_type == kFloat)
+    return all_floats(loop);
 #ifdef FP8AMP_ADAM_O2
-  if (is_o2(loop)) return o2_and_rest(loop);
+  if (is_o2(loop)) return fast_and_rest(loop, adam_o2);
+  if (is_o1(loop)) return fast_and_rest(loop, adam_o1);
 #endif
   return any_types(loop);
 }
