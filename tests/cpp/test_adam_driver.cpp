@@ -6,6 +6,8 @@
 #include <random>
 
 #include "adam_parameter.h"
+#include "kernels/adam_step.h"
+#include "kernels/cpu/isa.h"
 
 namespace fp8amp {
 namespace {
@@ -101,6 +103,34 @@ TEST(AdamDriver, TensorsInAListEqualTensorsAlone) {
     std::vector<AdamParameterData> one{x};
     step(one);
     EXPECT_TRUE(same_bits(one[0], together[x.id])) << x.id;
+  }
+}
+
+// Each tensor and each of its three stores has a random stream of its own, new in every step.
+TEST(AdamDriver, RandomStreams) {
+  AdamArgs args = default_args();
+  args.p_rounding = args.m_rounding = args.v_rounding = Rounding::kStochastic;
+  AdamParameterData x(test::kO2, normal(1000, 0.05f, 1));
+  x.id = 5;
+  for (std::uint32_t t = 1; t <= 3; ++t) {
+    x.g.assign(normal(1000, 1e-3f, 10 + t));
+    x.amax[3] = x.g.amax();
+    AdamParameterData y = x;
+    const AdamTensor tensor = x.tensor(), copy = y.tensor();
+    const kernels::AdamStep prepared = kernels::prepare_adam_step(copy, args.hyper, 1.0f);
+    const auto key = [&](std::uint32_t stream) {
+      return numerics::random_key(args.seed, t, 5, stream);
+    };
+    kernels::cpu::loops().adam({copy.p, copy.g, copy.m, copy.v, copy.p_type, copy.g_type,
+                                copy.m_type, copy.v_type, prepared.scalars, args.p_rounding,
+                                args.m_rounding, args.v_rounding, key(kernels::kMasterStream),
+                                key(kernels::kMomentStream), key(kernels::kSecondMomentStream),
+                                copy.n, 0});
+    args.tensors = {&tensor, 1};
+    kernels::cpu::adam(args);
+    EXPECT_EQ(x.p.bytes, y.p.bytes);
+    EXPECT_EQ(x.m.bytes, y.m.bytes);
+    EXPECT_EQ(x.v.bytes, y.v.bytes);
   }
 }
 
