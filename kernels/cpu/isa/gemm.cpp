@@ -62,7 +62,9 @@ template <int Rows>
 void multiply_tile(const float* __restrict a, const float* __restrict b, std::int64_t kc,
                    const float* start, float* out, std::int64_t out_row, const Finish* finish) {
   F32 sum[Rows][kVectors];
+#pragma GCC unroll 16
   for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j)
       sum[i][j] = start ? load<F32>(start + i * kTileColumns + j * kLanes) : F32{};
 #pragma GCC unroll 4
