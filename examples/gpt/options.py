@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 from argparse import Namespace
 from pathlib import Path
@@ -114,6 +115,8 @@ def parse(p: Parser, argv: list[str] | None) -> Namespace:
     a.warmup = max(1, a.steps // 20) if a.warmup is None else a.warmup
     if a.out.exists() and not a.out.is_dir():
         p.error(f"argument --out: {a.out} is not a directory")
+    if a.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        p.error("argument --tensorboard: needs the package tensorboard: pip install tensorboard")
     if a.compare:
         return a  # each run of the comparison settles its own --activations
     if a.precision in O_LEVELS:
