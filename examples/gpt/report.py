@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import sys
 from collections import deque
 from pathlib import Path
@@ -54,7 +55,8 @@ class Progress:
             with contextlib.suppress(ImportError):
                 from tqdm import tqdm
 
-                self._bar = tqdm(total=steps, initial=done, unit="step", dynamic_ncols=True)
+                width = shutil.get_terminal_size((100, 24)).columns  # tqdm hides a bar of unknown width
+                self._bar = tqdm(total=steps, initial=done, unit="step", ncols=width)
 
     def show(self, row: Row) -> None:
         self._recent.append(row["seconds"])
