@@ -3,6 +3,7 @@
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/formats.h>
+#include <fp8amp/numerics/convert.h>
 #include <fp8amp/numerics/random.h>
 
 #include <cstdint>
@@ -75,12 +76,14 @@ struct AccumulateArgs {
   void* stream;
 };
 
-// Key of the random bits of an accumulation, from the bits of max |x| and max |sum| (values, after
-// their scale_inv; sum as it was before). Step 0, tensor 0, purpose 3 (0 to 2 are Adam's).
-inline constexpr std::uint32_t kAccumulateStream = 3;
-inline std::uint32_t accumulate_key(std::uint32_t x_amax_bits, std::uint32_t sum_amax_bits) {
-  return numerics::random_key(std::uint64_t(sum_amax_bits) << 32 | x_amax_bits, 0, 0,
-                              kAccumulateStream);
+// Key of the random bits of an accumulation, from the new sums before rounding: the bits of their
+// maximum and a checksum, the wrapping sum of the bits of their magnitudes (every NaN counts as
+// kNaNBits). Integer additions: any order gives the same key. The maxima alone would not do: a
+// gradient in FP8 has few different ones, and equal keys repeat the same dither.
+inline constexpr std::uint32_t kAccumulateStream = 3;  // purpose of random_key; 0 to 2 are Adam's
+inline constexpr std::uint32_t kNaNBits = numerics::kInfBits + 1;
+inline std::uint32_t accumulate_key(std::uint32_t amax_bits, std::uint32_t checksum) {
+  return numerics::random_key(std::uint64_t(checksum) << 32 | amax_bits, 0, 0, kAccumulateStream);
 }
 
 namespace cpu {

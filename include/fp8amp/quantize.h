@@ -45,8 +45,8 @@ FP8AMP_API void amax(const ScaledTensor& x, const Tensor& out, void* stream = nu
 
 // sum = quantize(sum + x): sum is float8 with a power-of-two scale, Inf becomes NaN. Rounded once,
 // stochastically: small gradients added to large ones survive on average, where nearest rounding
-// would lose them. The dither is keyed by the two amax values, so the result depends on the data
-// alone.
+// would lose them. The dither is keyed by a maximum and a checksum of the sums, so the result
+// depends on the data alone.
 FP8AMP_API void accumulate(const ScaledTensor& x, const ScaledTensor& sum, void* stream = nullptr);
 
 }  // namespace fp8amp

@@ -141,22 +141,21 @@ std::uint32_t cast_transpose(const QuantizeArgs& a, float scale) {
   return max.bits();
 }
 
-// Two passes over x and sum: the first for the three maxima, block by block in L1, or for the
-// codes.
-struct Maxima {
-  MaxBits x, sum, result;
+// The first of two passes over x and sum: maximum and checksum of the sums before rounding.
+struct SumMeasure {
+  MaxBits max;
+  std::atomic<std::uint32_t> checksum{0};
 };
-void measure(const AccumulateArgs& a, const AccumulateLoop& shared, Maxima& max) {
+void measure(const AccumulateArgs& a, const AccumulateLoop& shared, SumMeasure& result) {
   for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
-    for (const std::int64_t end = first + count; first < end; first += kUnit) {
-      AccumulateLoop loop = shared;
-      loop.x = element_pointer(a.x, a.x_type, first);
-      loop.sum = element_pointer(a.sum, a.format, first);
-      loop.n = std::min(kUnit, end - first);
-      max.x.add(loops().amax(loop.x, a.x_type, loop.n));
-      max.sum.add(loops().amax(loop.sum, a.format, loop.n));
-      max.result.add(loops().accumulate(loop));
-    }
+    std::uint32_t checksum = 0;
+    AccumulateLoop loop = shared;
+    loop.x = element_pointer(a.x, a.x_type, first);
+    loop.sum = element_pointer(a.sum, a.format, first);
+    loop.n = count;
+    loop.checksum = &checksum;
+    result.max.add(loops().accumulate(loop));
+    result.checksum += checksum;
   });
 }
 
@@ -189,13 +188,12 @@ void accumulate(const AccumulateArgs& a) {
   shared.sum_scale_inv = *a.sum_scale_inv;
   shared.scale = 1.0f;
   shared.measure = true;
-  Maxima max;
-  measure(a, shared, max);
+  SumMeasure sums;
+  measure(a, shared, sums);
   shared.measure = false;
-  shared.key = accumulate_key(scaled_amax(max.x.bits(), a.x_scale_inv),
-                              scaled_amax(max.sum.bits(), a.sum_scale_inv));
-  shared.scale = compute_scale(bits_float(max.result.bits()), format_max(a.format),
-                               ScaleRounding::kPowerOfTwo);
+  shared.key = accumulate_key(sums.max.bits(), sums.checksum);
+  shared.scale =
+      compute_scale(bits_float(sums.max.bits()), format_max(a.format), ScaleRounding::kPowerOfTwo);
   for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
     AccumulateLoop loop = shared;
     loop.x = element_pointer(a.x, a.x_type, first);

@@ -89,14 +89,18 @@ TEST_P(Loops, Accumulate) {
             fill_random(sum.data(), format, n, std::uint64_t(n + 1));
             std::memcpy(expected.data(), sum.data(), std::size_t(sum.size()));
             cpu::AccumulateLoop l{x.data(), x_type, 0.3f,    sum.data(), format, 0.7f,
-                                  3.3f,     n,      measure, 77,         32};
+                                  3.3f,     n,      measure, 77,         32,     nullptr};
+            std::uint32_t checksum = 5, expected_checksum = 5;
+            l.checksum = &checksum;
             const std::uint32_t max = loops().accumulate(l);
             l.sum = expected.data();
+            l.checksum = &expected_checksum;
             const std::uint32_t expected_max = scalar_accumulate(
                 l);  // of NaN + NaN, which payload survives is the compiler's choice
             ASSERT_TRUE(max == expected_max ||
                         (max > numerics::kInfBits && expected_max > numerics::kInfBits))
                 << name(x_type) << " + " << name(format) << ", n " << n;
+            ASSERT_EQ(checksum, expected_checksum);
             ASSERT_EQ(sum, expected)
                 << name(x_type) << " + " << name(format) << ", n " << n << ", measure " << measure;
           }

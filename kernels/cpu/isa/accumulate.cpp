@@ -3,6 +3,7 @@
 #include "kernels/cpu/isa/padding.h"
 #include "kernels/cpu/isa/simd_convert.h"
 #include "kernels/element.h"
+#include "kernels/quantize.h"
 
 namespace fp8amp::kernels::cpu::FP8AMP_ISA {
 namespace {
@@ -20,20 +21,24 @@ template <DType X, class F, bool kMeasure>
   const AccumulateLoop a =
       l;  // a copy: stores through a byte pointer could change what `l` refers to
   const std::int64_t whole = a.n / kGroup * kGroup;
-  U32 max{};
+  U32 max{}, checksum{};
   for (std::int64_t i = 0; i < whole; i += kGroup) {
     const Group x = load_group<X>(element_pointer(a.x, X, i));
     void* p = element_pointer(a.sum, kSum, i);
     Group sum = load_group<kSum>(p);
     for (int j = 0; j < 4; ++j) {
       sum.v[j] = sum.v[j] * a.sum_scale_inv + x.v[j] * a.x_scale_inv;
-      max = max_bits(max, magnitude(sum.v[j]));
+      const U32 bits = magnitude(sum.v[j]);
+      max = max_bits(max, bits);
+      if constexpr (kMeasure) checksum += bits > kNaNBits ? U32{} + kNaNBits : bits;
     }
     if constexpr (!kMeasure)
       encode_group<F, Rounding::kStochastic, Overflow::kNaN>(
           static_cast<typename F::Bits*>(p), sum, a.scale,
           random_group(a.key, a.first + std::uint64_t(i)));
   }
+  if constexpr (kMeasure)
+    for (int lane = 0; lane < kLanes; ++lane) *a.checksum += checksum[lane];
   std::uint32_t result = largest(max);
   if (whole == a.n) return result;
   const auto run = [&](const void* x, void* sum) {

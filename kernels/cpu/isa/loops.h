@@ -62,6 +62,7 @@ struct AccumulateLoop {
   bool measure;
   std::uint32_t key;
   std::uint64_t first;
+  std::uint32_t* checksum;  // if `measure`: += bits of |value|, kNaNBits for NaN, wrapping
 };
 
 // D rows [m0, m1), columns [n0, n1) of a kernels::GemmArgs.
