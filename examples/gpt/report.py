@@ -55,16 +55,16 @@ class Progress:
             with contextlib.suppress(ImportError):
                 from tqdm import tqdm
 
-                width = shutil.get_terminal_size((100, 24)).columns  # tqdm hides a bar of unknown width
-                self._bar = tqdm(total=steps, initial=done, unit="step", ncols=width)
+                columns, rows = shutil.get_terminal_size((100, 24))  # a size of 0 x 0 would hide the bar
+                self._bar = tqdm(total=steps, initial=done, unit="step", ncols=columns, nrows=rows)
 
     def show(self, row: Row) -> None:
         self._recent.append(row["seconds"])
         rate = self.tokens_per_step * len(self._recent) / sum(self._recent)
         validation = f"  validation loss {row['val_loss']:.4f}" if "val_loss" in row else ""
         if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {rate:,.0f} tokens/s", refresh=False)
             self._bar.update()
-            self._bar.set_postfix_str(f"loss {row['loss']:.3f}, {rate:,.0f} tokens/s")
             if validation:
                 self._bar.write(f"step {row['step']}{validation}")
         elif validation or row["step"] % self.log_every == 0:
