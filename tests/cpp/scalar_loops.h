@@ -113,6 +113,12 @@ class Xorshift {
   std::uint64_t s_;
 };
 
+// A NaN made quiet: whether arithmetic quiets a signalling one is the compiler's choice.
+template <class Bits>
+Bits quiet(Bits bits, Bits infinity, Bits quiet_bit) {
+  return Bits(bits & Bits(~Bits(0)) >> 1) > infinity ? Bits(bits | quiet_bit) : bits;
+}
+
 // Any bit pattern of the type, NaN, Inf and subnormals among them; every eighth is an ordinary
 // number of about 1.
 inline void fill_random(void* x, DType type, std::int64_t n, std::uint64_t seed) {
@@ -120,9 +126,12 @@ inline void fill_random(void* x, DType type, std::int64_t n, std::uint64_t seed)
   for (std::int64_t i = 0; i < n; ++i) {
     const std::uint32_t r = next();
     if (type == DType::kFloat32)
-      static_cast<std::uint32_t*>(x)[i] = r % 8 == 0 ? 0x3f000000u | r >> 8 : r;
-    else if (size_in_bytes(type) == 2)
-      static_cast<std::uint16_t*>(x)[i] = std::uint16_t(r);
+      static_cast<std::uint32_t*>(x)[i] =
+          r % 8 == 0 ? 0x3f000000u | r >> 8 : quiet(r, 0x7f800000u, 0x00400000u);
+    else if (type == DType::kFloat16)
+      static_cast<std::uint16_t*>(x)[i] = quiet<std::uint16_t>(std::uint16_t(r), 0x7c00, 0x0200);
+    else if (type == DType::kBFloat16)
+      static_cast<std::uint16_t*>(x)[i] = quiet<std::uint16_t>(std::uint16_t(r), 0x7f80, 0x0040);
     else
       static_cast<std::uint8_t*>(x)[i] = std::uint8_t(r >> 11);
   }
