@@ -2,8 +2,8 @@
 // maxima live on the device of the data.
 #pragma once
 #include <fp8amp/dtype.h>
-#include <fp8amp/numerics/formats.h>
 #include <fp8amp/numerics/convert.h>
+#include <fp8amp/numerics/formats.h>
 #include <fp8amp/numerics/random.h>
 
 #include <cstdint>

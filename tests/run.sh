@@ -2,7 +2,7 @@
 # Runs every test of fp8amp on a bare Debian or Ubuntu: sets up .venv itself (.ci/setup.sh says what can be set from
 # outside) and stops at the first step that fails. Quick the second time.
 #
-#   bash tests/run.sh               all steps but newest
+#   bash tests/run.sh               all steps but the last two
 #   bash tests/run.sh cpp python    only these
 #
 #   lint       clang-format, ruff, include direction, rules for files, mypy --strict
@@ -12,6 +12,7 @@
 #   compilers  C++ tests with clang, the C++ example on aarch64 (qemu), where these are installed
 #   python     tests of the Python package
 #   example    examples/gpt/quickstart.sh for a few steps
+#   exhaustive all 2^32 floats through the conversions, minutes to an hour
 #   newest     the same binary with the newest torch, in .venv-newest
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -94,6 +95,14 @@ step_python() {
 step_example() {
   bash examples/gpt/quickstart.sh --steps 5 --out build/quickstart --overwrite
   ls -l build/quickstart/{summary.json,metrics.jsonl,loss.png}
+}
+
+step_exhaustive() {
+  local test
+  build cpp
+  for test in numerics cast dequantize; do
+    FP8AMP_TEST_EXHAUSTIVE=1 "build/cpp/tests/test_$test" --gtest_brief=1
+  done
 }
 
 step_newest() {
