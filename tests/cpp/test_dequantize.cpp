@@ -77,6 +77,29 @@ TEST_P(Loops, DequantizeFloats) {
   }
 }
 
+// Where FP16 and BF16 change their behaviour: every float between its largest value and Inf, around
+// the smallest numbers, NaN.
+TEST_P(Loops, DequantizeFloatsAtTheLimits) {
+  std::vector<std::uint32_t> x;
+  for (std::uint32_t begin : {0x477fdf00u, 0x477fef00u, 0x477fff00u, 0x7f7f7f00u, 0x7f7fff00u,
+                              0x7f800000u - 0x100u, 0x7fbfff00u, 0x33000000u - 0x100u, 0x387fff00u,
+                              0x00000000u, 0x007fff00u, 0x7fffff00u - 0x100u})
+    for (std::uint32_t i = 0; i < 0x200; ++i) {
+      x.push_back(begin + i);
+      x.push_back((begin + i) | 0x80000000u);
+    }
+  std::vector<std::uint16_t> y(x.size()), expected(x.size());
+  for (DType y_type : {DType::kFloat16, DType::kBFloat16}) {
+    cpu::DequantizeLoop l{x.data(), DType::kFloat32,       false, 1.0f, y.data(),
+                          y_type,   std::int64_t(x.size())};
+    loops().dequantize(l);
+    l.y = expected.data();
+    scalar_dequantize(l);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      ASSERT_EQ(y[i], expected[i]) << name(y_type) << " from bits " << x[i];
+  }
+}
+
 TEST_P(Loops, Accumulate) {
   for (Edge edge : {Edge::kEnd, Edge::kBegin})
     for (std::int64_t n : kLengths)
