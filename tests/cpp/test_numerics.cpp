@@ -204,6 +204,12 @@ TEST(Plain, Bfloat16AgainstPlainArithmetic) {
             }),
             0u);
 }
+TEST(Plain, HalfOverflow) {
+  EXPECT_EQ(float_to_half(std::nextafter(65520.0f, 0.0f)), 0x7bff);  // rounds to 65504
+  EXPECT_EQ(float_to_half(65520.0f), 0x7c00);                        // the tie, to even: 65536
+  EXPECT_EQ(float_to_half(-65520.0f), 0xfc00);
+  EXPECT_EQ(float_to_half(kInf), 0x7c00);
+}
 TEST(Plain, Half) {
   EXPECT_EQ(
       count_failures(

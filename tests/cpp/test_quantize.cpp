@@ -102,13 +102,15 @@ TEST(Quantize, GivenAndKeptScale) {
   const Quantized given(x,
                         [&](QuantizeArgs& a) { a.source = ScaleSource::kGiven, a.scale = &scale; });
   EXPECT_EQ(given.scale_inv, 1.0f / 3.0f);
+  const float keep = 0.003f;
+  ASSERT_NE(1.0f / (1.0f / keep), keep);  // so a scale_inv written back would show
   const Quantized kept(
-      x, [](QuantizeArgs& a) { a.source = ScaleSource::kKeep, *a.scale_inv = 0.125f; });
-  EXPECT_EQ(kept.scale_inv, 0.125f);
+      x, [&](QuantizeArgs& a) { a.source = ScaleSource::kKeep, *a.scale_inv = keep; });
+  EXPECT_EQ(kept.scale_inv, keep);
   EXPECT_EQ(kept.amax, given.amax);
   for (std::size_t i = 0; i < x.size(); ++i) {
     ASSERT_EQ(given.codes[i], numerics::encode<numerics::E4M3>(x[i] * 3.0f));
-    ASSERT_EQ(kept.codes[i], numerics::encode<numerics::E4M3>(x[i] * 8.0f));
+    ASSERT_EQ(kept.codes[i], numerics::encode<numerics::E4M3>(x[i] * (1.0f / keep)));
   }
 }
 
