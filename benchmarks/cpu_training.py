@@ -45,7 +45,7 @@ def make_step(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss)
+        return loss.item()
 
     return run
 
