@@ -54,10 +54,6 @@ std::uint64_t count_failures(const Check& check) {
   return failures;
 }
 
-bool same(float a, float b) {
-  return std::isnan(a) ? std::isnan(b) : float_bits(a) == float_bits(b);
-}
-
 // ---- oracle in plain arithmetic: the format as the table of its values, from the definition in
 // formats.h
 template <class F>
@@ -223,6 +219,10 @@ TEST(Plain, Half) {
 }
 
 #if FP8AMP_HAVE_CUDA_FP8_H
+bool same(float a, float b) {
+  return std::isnan(a) ? std::isnan(b) : float_bits(a) == float_bits(b);
+}
+
 TEST(CudaHeader, EveryCode) {
   for (int c = 0; c < 256; ++c) {
     __nv_fp8_e4m3 a;
