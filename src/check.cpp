@@ -1,6 +1,7 @@
 #include "src/check.h"
 
 #include <cmath>
+#include <sstream>
 
 namespace fp8amp::check {
 
@@ -55,6 +56,16 @@ void scalar(const char* op, const char* argument, const Tensor& t, Device wanted
   dtype(op, argument, t, {DType::kFloat32});
   if (t.numel() != 1) fail(op, argument, "have one element", to_string(t.shape()));
   device(op, argument, t, wanted);
+}
+
+void scale(const char* op, const char* argument, const Tensor& t, Device wanted) {
+  scalar(op, argument, t, wanted);
+  if (wanted.type != DeviceType::kCpu) return;
+  const float value = *t.data_as<float>();
+  if (value >= 0x1p-126f && value <= 0x1p126f) return;
+  std::ostringstream seen;
+  seen << value;
+  fail(op, argument, "be from 2^-126 to 2^126", seen.str());
 }
 
 void scaled(const char* op, const char* argument, const ScaledTensor& t,

@@ -21,6 +21,9 @@ void dim(const char* op, const char* argument, const Tensor& t, std::int64_t wan
 void device(const char* op, const char* argument, const Tensor& t, Device wanted);
 // float32[] on `device`
 void scalar(const char* op, const char* argument, const Tensor& t, Device device);
+// The same, to be used as a scale: from 2^-126 to 2^126, so that its reciprocal is normal. The
+// value is read on the CPU alone: on a GPU that would wait for the device.
+void scale(const char* op, const char* argument, const Tensor& t, Device device);
 // Payload of an allowed dtype; a float8 payload must have a scale_inv; scale_inv, if there, is a
 // scalar.
 void scaled(const char* op, const char* argument, const ScaledTensor& t,

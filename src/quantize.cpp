@@ -29,7 +29,7 @@ kernels::ScaleSource check_scale_source(const char* op, const QuantizeOptions& o
   if (int(o.scale.defined()) + int(o.history.defined()) + int(o.keep_scale) > 1)
     check::fail(op, "options", "name at most one of scale, history and keep_scale",
                 "more than one");
-  if (o.scale.defined()) check::scalar(op, "scale", o.scale, device);
+  if (o.scale.defined()) check::scale(op, "scale", o.scale, device);
   if (o.amax.defined()) check::scalar(op, "amax", o.amax, device);
   if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, device);
   if (o.history.defined()) {

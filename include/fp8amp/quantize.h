@@ -17,7 +17,8 @@ struct QuantizeOptions {
   Rounding rounding = Rounding::kNearest;
   Overflow overflow = Overflow::kSaturate;  // what +-Inf becomes; kNaN for gradients
   std::uint64_t seed = 0;  // of stochastic rounding; element i of the tensor uses counter i
-  Tensor scale{};  // float32[]: use this scale (constant scaling); undefined: current scaling
+  // float32[] from 2^-126 to 2^126: use this scale (constant scaling). Undefined: current scaling
+  Tensor scale{};
   bool keep_scale = false;     // use the scale that `out` has already: its scale_inv is not written
   Tensor history{};            // delayed scaling: see recipe.h
   bool update_history = true;  // false: only use its scale (evaluation, recomputation)

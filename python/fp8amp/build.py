@@ -24,6 +24,8 @@ def build_info() -> dict[str, Any]:
     """Version, build options, compiler, instruction set in use, and the state of CUDA, cuBLASLt and NCCL, as plain
     values."""
     info: dict[str, Any] = json.loads(_ops.build_info())
+    for library in ("cublaslt", "nccl"):
+        info.setdefault(library, f"not looked for: {info['cuda']['status']}")
     return info
 
 
@@ -31,8 +33,6 @@ def report() -> str:
     """build_info and the versions of torch and Python, a line each."""
     info = build_info()
     lines = [f"fp8amp {info.pop('version')}"]
-    for library in ("cublaslt", "nccl"):
-        info.setdefault(library, f"not looked for: {info['cuda']['status']}")
     for name, value in info.items():
         lines.append(f"  {name.replace('_', ' '):18s} {_text(value)}")
     lines.append(f"  {'torch':18s} {torch.__version__}, {torch.get_num_threads()} threads")

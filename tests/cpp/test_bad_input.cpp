@@ -78,6 +78,19 @@ TEST(BadInput, Quantize) {
         quantize(x, scaled({4, 8}), {.scale = tensor({2})});
       },
       {"quantize", "scale", "[2]"});
+  for (const auto& [value, text] : {std::pair{0.0f, "0"},
+                                    {-2.0f, "-2"},
+                                    {INFINITY, "inf"},
+                                    {NAN, "nan"},
+                                    {0x1p-127f, "e-39"},
+                                    {0x1p127f, "e+38"}}) {
+    const Tensor scale = tensor({});
+    *scale.mutable_data_as<float>() = value;
+    const ScaledTensor out = scaled({4, 8});
+    *out.scale_inv().mutable_data_as<float>() = 8.0f;
+    expect_error([&] { quantize(x, out, {.scale = scale}); }, {"quantize", "scale", text});
+    EXPECT_EQ(*out.scale_inv().data_as<float>(), 8.0f) << value;
+  }
   expect_error(
       [&] {
         quantize(x, scaled({4, 8}), {.scale = tensor({}), .keep_scale = true});

@@ -22,7 +22,7 @@ def test_public_names():
 def test_build_info_and_command_line():
     info = fp8amp.build_info()
     assert info["version"] == fp8amp.__version__ and info["isa"] in ("baseline", "v2", "v3", "v4")
-    assert isinstance(info["cuda"]["built"], bool) and info["cuda"]["status"]
+    assert isinstance(info["cuda"]["built"], bool) and info["cuda"]["status"] and info["cublaslt"] and info["nccl"]
     out = subprocess.run([sys.executable, "-m", "fp8amp"], capture_output=True, text=True, check=True).stdout
     for word in (fp8amp.__version__, info["isa"], "cuda", "cublaslt", "nccl", torch.__version__):
         assert word in out

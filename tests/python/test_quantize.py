@@ -173,6 +173,8 @@ def test_stochastic_rounding_never_leaves_the_format():
         (dict(scale=math.nan), ValueError, "nan"),
         (dict(scale=-1.0), ValueError, "-1"),
         (dict(scale=torch.ones(2)), ValueError, r"\(2,\)"),
+        (dict(scale=torch.tensor(math.nan)), ValueError, "nan"),
+        (dict(scale=torch.tensor(-1.0)), ValueError, "-1"),
         (dict(scale="1"), TypeError, "str"),
         (dict(scale_rounding="nearest"), ValueError, "'nearest'"),
         (dict(rounding="up"), ValueError, "'up'"),
