@@ -72,7 +72,7 @@ def parser(description: str | None) -> Parser:
     add("--steps", type=positive, default=800, metavar="N")
     add("--batch-size", type=positive, default=16, metavar="N", help="sequences in a batch")
     add("--accumulate", type=positive, default=1, metavar="N", help="batches in an optimizer step")
-    add("--lr", type=real, default=2e-3, metavar="X")
+    add("--lr", type=real, default=1e-3, metavar="X")
     add("--min-lr", type=real, metavar="X", help="at the last step (default: a tenth of --lr)")
     add("--warmup", type=whole, metavar="N", help="steps (default: a twentieth of --steps)")
     add("--weight-decay", type=real, default=0.1, metavar="X")

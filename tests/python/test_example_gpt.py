@@ -144,7 +144,7 @@ def test_signal_leaves_a_checkpoint(run, tmp_path, monkeypatch, number):
 def test_resume_refuses_another_run(run, tmp_path, text):
     run("--precision", "fp32", "--out", tmp_path, "--stop-at", 2)
     status, error = run("--precision", "fp32", "--out", tmp_path, "--resume", "--lr", 1e-4)
-    assert status == 2 and "--lr 0.002, not 0.0001" in error
+    assert status == 2 and "--lr 0.001, not 0.0001" in error
     other = tmp_path / "other.txt"
     other.write_text(text.read_text()[::-1])
     status, error = run("--precision", "fp32", "--out", tmp_path, "--resume", "--data", other)
