@@ -5,7 +5,7 @@
 // registers, and many independent chains fit in the out-of-order window. The square roots stand in
 // the first loop and the divisions in the second, so that the one unit for both works in the shadow
 // of other instructions, and the second loop, which reads no memory, fetches the next block.
-// On Zen 3: 1.6 ns per element in one loop, 1.0 in three, and from memory a fifth less with the last
+// On Zen 3: 1.6 ns per element in one loop, 1.0 in three, from memory a fifth less with the last
 // two measures.
 //
 // What a well-formed step never meets is left out of the loops and mended after each, for the
