@@ -1,9 +1,9 @@
 // Version, build options and what was found at run time.
 #include "fp8amp/build_info.h"
 
-#include "fp8amp/device.h"
 #include "fp8amp/parallel.h"
 #include "kernels/cpu/isa.h"
+#include "src/device.h"
 
 #ifndef FP8AMP_VERSION
 #error "FP8AMP_VERSION comes from CMake"
@@ -45,7 +45,8 @@ std::string build_info() {
          ", \"threads\": " + std::to_string(num_threads()) +
          ", \"cuda\": {\"built\": " + (built_with_cuda() ? "true" : "false") +
          ", \"devices\": " + std::to_string(device_count()) +
-         ", \"status\": " + quote(cuda_status()) + "}}";
+         ", \"status\": " + quote(cuda_status()) + "}, \"cublaslt\": " + quote(cublaslt_status()) +
+         ", \"nccl\": " + quote(nccl_status()) + "}";
 }
 
 }  // namespace fp8amp

@@ -1,20 +1,21 @@
-// Devices as seen by a build with or without CUDA.
-#include "fp8amp/device.h"
+// Devices of a build without CUDA. With it, src/cuda/device.cpp takes the place of this file.
+#include "src/device.h"
 
-#ifdef FP8AMP_HAS_CUDA
-#include "src/cuda/runtime.h"
-#endif
-
+#ifndef FP8AMP_HAS_CUDA
 namespace fp8amp {
+namespace {
+constexpr const char* kNoCuda = "this build of fp8amp has no CUDA backend";
+}
 
-#ifdef FP8AMP_HAS_CUDA
-bool built_with_cuda() { return true; }
-int device_count() { return cuda::device_count(); }
-std::string cuda_status() { return cuda::status(); }
-#else
 bool built_with_cuda() { return false; }
 int device_count() { return 0; }
-std::string cuda_status() { return "this build of fp8amp has no CUDA backend"; }
-#endif
+std::string cuda_status() { return kNoCuda; }
+std::string cublaslt_status() { return std::string("not looked for: ") + kNoCuda; }
+std::string nccl_status() { return std::string("not looked for: ") + kNoCuda; }
+
+struct ScopedDevice::State {};
+ScopedDevice::ScopedDevice(Device) {}  // the operation itself refuses a CUDA device
+ScopedDevice::~ScopedDevice() = default;
 
 }  // namespace fp8amp
+#endif

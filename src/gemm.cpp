@@ -3,6 +3,7 @@
 
 #include "kernels/gemm.h"
 #include "src/check.h"
+#include "src/device.h"
 
 namespace fp8amp {
 
@@ -49,6 +50,7 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   args.accumulate = o.accumulate;
   args.fast_accumulation = o.fast_accumulation;
   args.stream = o.stream;
+  const ScopedDevice device(a.device());
   switch (a.device().type) {
     case DeviceType::kCpu: return kernels::cpu::gemm(args);
     case DeviceType::kCuda: return kernels::cuda::gemm(args);
