@@ -83,8 +83,7 @@ struct Statistics {
 };
 inline thread_local Statistics statistics;
 
-// ---- where a thread is
-// -----------------------------------------------------------------------------
+// ---- where a thread is --------------------------------------------------------------------------
 
 struct BlockContext {
   uint3 index;
@@ -97,8 +96,7 @@ struct ThreadContext {
 };
 extern thread_local constinit ThreadContext* current;  // null outside kernels
 
-// ---- launches
-// --------------------------------------------------------------------------------------
+// ---- launches -----------------------------------------------------------------------------------
 
 struct Launch {
   const char* kernel;
@@ -121,8 +119,7 @@ void launch(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes, v
           [kernel, copies = std::move(copies)] { std::apply(kernel, copies); }});
 }
 
-// ---- shared memory, barriers, warp operations
-// --------------------------------------------------------
+// ---- shared memory, barriers, warp operations ---------------------------------------------------
 
 // The block's memory for the variable known by `key`; null: the dynamic shared memory.
 void* shared_memory(const void* key, std::size_t bytes);

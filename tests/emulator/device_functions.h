@@ -9,8 +9,7 @@
 
 #define EMU_HERE ::emu::Location where = ::emu::Location::current()
 
-// ---- barriers
-// ----------------------------------------------------------------------------------------
+// ---- barriers -----------------------------------------------------------------------------------
 
 inline void __syncthreads(EMU_HERE) { emu::block_barrier(emu::Combine::kCount, false, where); }
 inline int __syncthreads_count(int p, EMU_HERE) {
@@ -30,8 +29,7 @@ inline void __threadfence_block() { emu::fence(); }
 inline void __threadfence_system() { emu::fence(); }
 inline void __trap(EMU_HERE) { emu::trap(where); }
 
-// ---- warp operations
-// -----------------------------------------------------------------------------------
+// ---- warp operations ----------------------------------------------------------------------------
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, EMU_HERE) {
@@ -83,8 +81,7 @@ EMU_REDUCE(__reduce_xor_sync, unsigned, kXor)
 #undef EMU_REDUCE
 #undef EMU_HERE
 
-// ---- memory
-// ----------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 template <class T>
 T __ldg(const T* p) {
@@ -188,8 +185,7 @@ inline unsigned atomicInc(unsigned* p, unsigned last) {
   return emu::atomic_update(p, [=](unsigned old) { return old >= last ? 0u : old + 1; });
 }
 
-// ---- floating point: one rounding each; the build has -ffp-contract=off
-// ---------------------------------
+// ---- floating point: one rounding each; the build has -ffp-contract=off -------------------------
 
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
@@ -222,8 +218,7 @@ inline double __ull2double_rn(unsigned long long x) { return double(x); }
 inline int __float2int_rn(float x) { return int(std::nearbyint(x)); }
 inline int __float2int_rz(float x) { return int(x); }
 
-// ---- integers
-// ----------------------------------------------------------------------------------------------
+// ---- integers -----------------------------------------------------------------------------------
 
 #define EMU_MIN_MAX(T)                                       \
   inline constexpr T max(T a, T b) { return a > b ? a : b; } \

@@ -75,6 +75,8 @@ cudaError_t refuse_while_capturing();
 void enqueue(cudaStream_t stream, std::function<void()> work);
 
 cudaError_t free_memory(void* p);
+void release_block(char* memory, std::size_t bytes);
+bool intact(const char* memory, std::size_t bytes);  // its guard zones
 // cudaErrorInvalidValue if [p, p + bytes) begins in a known allocation and leaves it.
 cudaError_t check_range(const void* p, std::size_t bytes);
 

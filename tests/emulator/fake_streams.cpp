@@ -69,8 +69,7 @@ void emu::submit(cudaStream_t stream, Launch launch) {
   });
 }
 
-// ---- streams and events
-// ------------------------------------------------------------------------------
+// ---- streams and events -------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const Lock lock(state().mutex);
@@ -180,8 +179,7 @@ cudaError_t cudaEventElapsedTime(float* elapsed, cudaEvent_t start, cudaEvent_t 
   return cudaSuccess;
 }
 
-// ---- capture and graphs
-// --------------------------------------------------------------------------------
+// ---- capture and graphs -------------------------------------------------------------------------
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   const Lock lock(state().mutex);
