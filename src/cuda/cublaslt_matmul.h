@@ -1,0 +1,82 @@
+// One matrix product as cuBLASLt sees it: what is asked for, whether that is legal on a GPU, and
+// the call. cuBLASLt accepts nearly any attribute when it is set and fails late or not at all, so
+// the rules are here, as tables.
+//
+//   D[m, n] (row-major) = sum_k A[m, k] B[k, n] * scales + bias[n] (+ D)
+//
+// D row-major is D^T column-major, so cuBLASLt's A is our B and its B our A; k contiguous on both
+// sides is its "TN" layout.
+#pragma once
+#include <cublasLt.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "src/cuda/context.h"
+
+namespace fp8amp::gpu {
+
+// How an operand's decode scales (FP32, on the device) are laid out.
+enum class ScaleMode : std::uint8_t {
+  kTensor,   // one number
+  kRow,      // one per row of A [m], one per column of B [n]
+  k1x128,    // one per row and 128 consecutive k: [ceil(k / 128)][rows], rows contiguous
+  k128x128,  // one per 128 rows and 128 k: [ceil(rows / 128)][ceil(k / 128) rounded up to 4]
+};
+
+struct MatmulOperand {
+  cudaDataType_t type = CUDA_R_8F_E4M3;  // E4M3 or E5M2, both BF16 or both FP16
+  bool k_contiguous = true;
+  std::int64_t leading_dimension = 0;  // elements from one row (or k) to the next
+  ScaleMode scale_mode = ScaleMode::kTensor;
+  std::uint32_t alignment = 256;  // of the pointer, a power of two up to 256
+  friend bool operator==(const MatmulOperand&, const MatmulOperand&) = default;
+};
+
+// Everything an algorithm depends on: the key of a plan.
+struct MatmulProblem {
+  std::int64_t m = 0, n = 0, k = 0;
+  MatmulOperand a, b;
+  cudaDataType_t d_type = CUDA_R_32F;  // FP32, BF16 or FP16
+  std::int64_t d_leading_dimension = 0;
+  std::uint32_t d_alignment = 256;
+  bool has_bias = false;  // of bias_type(d_type), aligned to 16 bytes
+  bool accumulate = false;
+  bool fast_accumulation = false;  // FP8 only
+  friend bool operator==(const MatmulProblem&, const MatmulProblem&) = default;
+};
+
+struct MatmulPointers {
+  const void *a, *b;
+  const float *a_scale_inv, *b_scale_inv;  // null: 1
+  void* d;
+  const void* bias;
+};
+
+bool is_fp8(cudaDataType_t type);
+std::size_t size_of(cudaDataType_t type);
+
+// ---- the rules ---------------------------------------------------------------------------------
+
+// FP8 tensor cores behind cuBLASLt at all.
+bool supports_fp8(int compute_capability);
+// FP8 operands whose rows, not k, are contiguous.
+bool supports_any_fp8_layout(int compute_capability);
+// Pointers, leading dimensions and k (in bytes), and n (in elements), are multiples of this.
+inline constexpr std::int64_t kFp8Multiple = 16;
+// The type that the fused bias must have.
+cudaDataType_t bias_type(cudaDataType_t d_type);
+// "" or one sentence on what is not possible on this GPU with this version of cuBLASLt.
+std::string refusal(const MatmulProblem& problem, int compute_capability,
+                    std::size_t cublaslt_version);
+
+// ---- the call ----------------------------------------------------------------------------------
+
+// Enqueues the product; throws Error where refusal() is not empty, or cuBLASLt has no algorithm.
+void matmul(Context& context, const Lease& lease, const MatmulProblem& problem,
+            const MatmulPointers& pointers, cudaStream_t stream);
+
+std::string describe(const MatmulProblem& problem);
+
+}  // namespace fp8amp::gpu
