@@ -1,0 +1,233 @@
+// Around the CUDA GEMM: plans and their cache, memory of streams, captures, failures.
+#include <set>
+
+#include "fp8amp/error.h"
+#include "tests/emulator/gemm_case.h"
+
+namespace fp8amp::gpu {
+namespace {
+
+std::string error_of(const kernels::GemmArgs& g) {
+  try {
+    kernels::cuda::gemm(g);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+PlanCache::Counts counts() { return Context::current(nullptr).plans().counts(); }
+
+TEST(GemmPlans, AreFoundAgain) {
+  const FakeGpu gpu(90);
+  GemmCase c;
+  c.m = 20;
+  GemmRun first(c), second(c);
+  for (int i = 0; i < 3; ++i) {
+    kernels::cuda::gemm(first.args());
+    kernels::cuda::gemm(second.args());  // other pointers of the same alignment
+  }
+  EXPECT_EQ(second.differences(second.args()), 0);
+  EXPECT_EQ(counts().misses, 1u);
+  EXPECT_EQ(counts().hits, 5u);
+  EXPECT_EQ(fake_cublaslt::calls("MatmulAlgoGetHeuristic"), 1);
+  std::uint64_t misses = 1;
+  const auto expect_new = [&](GemmCase changed) {
+    kernels::cuda::gemm(GemmRun(changed).args());
+    EXPECT_EQ(counts().misses, ++misses);
+  };
+  for (auto change :
+       {+[](GemmCase& x) { x.m = 21; }, +[](GemmCase& x) { x.n = 32; },
+        +[](GemmCase& x) { x.k = 48; }, +[](GemmCase& x) { x.a_type = DType::kE5M2; },
+        +[](GemmCase& x) { x.d_type = DType::kFloat32; }, +[](GemmCase& x) { x.with_bias = true; },
+        +[](GemmCase& x) { x.accumulate = true; }, +[](GemmCase& x) { x.fast_accumulation = true; },
+        +[](GemmCase& x) { x.a_offset = 16; }, +[](GemmCase& x) { x.d_offset = 32; }}) {
+    GemmCase changed = c;
+    change(changed);
+    expect_new(changed);
+  }
+}
+
+TEST(GemmPlans, OldestAreDropped) {
+  const FakeGpu gpu(90);
+  const int capacity = int(PlanCache::kCapacity), baseline = fake_cublaslt::alive();
+  GemmCase c;
+  c.m = capacity + 10;
+  GemmRun run(c);
+  kernels::GemmArgs g = run.args();
+  g.k = 16;
+  for (int m = 1; m <= capacity + 10; ++m) {
+    g.m = m;
+    kernels::cuda::gemm(g);
+  }
+  EXPECT_EQ(counts().dropped, 10u);
+  kernels::cuda::gemm(g);
+  EXPECT_EQ(counts().hits, 1u);
+  g.m = 1;
+  kernels::cuda::gemm(g);
+  EXPECT_EQ(counts().misses, std::uint64_t(capacity) + 11);
+  EXPECT_EQ(fake_cublaslt::alive(), baseline + 1 + 4 * capacity);  // the handle, 4 descriptors each
+}
+
+TEST(GemmPlans, TuningTakesTheFastestAndLeavesTheOutput) {
+  const FakeGpu gpu(90);
+  GemmCase c;
+  c.accumulate = true;
+  GemmRun run(c);
+  const kernels::GemmArgs g = run.args();
+  Context& context = Context::current(nullptr);
+  Lease lease = context.lease(nullptr);
+  MatmulProblem p;
+  p.m = p.n = p.k = 16;
+  p.a.leading_dimension = p.b.leading_dimension = p.d_leading_dimension = 16;
+  p.d_type = CUDA_R_16BF;
+  p.accumulate = true;
+  const MatmulPointers pointers{g.a, g.b, g.a_scale_inv, g.b_scale_inv, g.d, nullptr};
+  MatmulPlan plan(context, p, pointers);
+  fake_cublaslt::set_duration(0, 8);
+  fake_cublaslt::set_duration(2, 4);
+  const std::int64_t before = fake_cuda::counters().allocations - fake_cuda::counters().frees;
+  plan.tune(context, lease, pointers, 3, nullptr);
+  EXPECT_EQ(fake_cuda::counters().allocations - fake_cuda::counters().frees, before);
+  plan.run(context, lease, pointers, nullptr);
+  EXPECT_EQ(fake_cublaslt::products().back().algorithm, 1);
+  EXPECT_EQ(run.differences(g), 0);
+}
+
+class Stream {
+ public:
+  Stream() { FP8AMP_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~Stream() { (void)cudaStreamDestroy(stream_); }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+TEST(GemmStreams, ShareNoMemory) {
+  const FakeGpu gpu(90);
+  const Stream first, second;
+  Context& context = Context::current(nullptr);
+  std::set<void*> memory;
+  for (cudaStream_t stream : {cudaStream_t(first), cudaStream_t(second), cudaStream_t(nullptr)}) {
+    Lease lease = context.lease(stream);
+    memory.insert(lease.workspace());
+    memory.insert(lease.scratch(100));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(lease.workspace()) % 256, 0u);
+  }
+  EXPECT_EQ(memory.size(), 6u);
+}
+
+TEST(GemmStreams, ScratchGrowsAndIsFreed) {
+  const FakeGpu gpu(90);
+  const std::int64_t before = fake_cuda::counters().allocations;
+  Context& context = Context::current(nullptr);
+  for (std::size_t bytes : {100u, 5u << 20, 1000u, 9u << 20}) context.lease(nullptr).scratch(bytes);
+  EXPECT_EQ(fake_cuda::counters().allocations - before, 4);  // the workspace and three sizes
+  EXPECT_EQ(fake_cuda::counters().frees, 2);
+}
+
+struct Graph {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ~Graph() {
+    (void)cudaGraphExecDestroy(executable);
+    (void)cudaGraphDestroy(graph);
+  }
+};
+
+TEST(GemmCapture, WorksOnAWarmStreamAndIsRefusedOnAColdOne) {
+  const FakeGpu gpu(90);
+  const Stream stream;
+  GemmCase c;
+  c.n = 33;  // scratch memory
+  GemmRun run(c);
+  const kernels::GemmArgs g = run.args(stream);
+  const auto capture = [&](const kernels::GemmArgs& args, Graph& graph) {
+    FP8AMP_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    const std::string error = error_of(args);
+    FP8AMP_CUDA_CHECK(cudaStreamEndCapture(stream, &graph.graph));
+    return error;
+  };
+  Graph cold, warm, larger;
+  const std::string error = capture(g, cold);
+  EXPECT_NE(error.find("inside a stream capture: run the same step once"), std::string::npos);
+  kernels::cuda::gemm(g);
+  run.restore();
+  EXPECT_EQ(capture(g, warm), "");
+  FP8AMP_CUDA_CHECK(cudaGraphInstantiate(&warm.executable, warm.graph, 0));
+
+  GemmCase big = c;
+  big.m = 2000;
+  big.n = 513;
+  GemmRun big_run(big);
+  EXPECT_NE(capture(big_run.args(stream), larger).find("bytes of scratch memory"),
+            std::string::npos);
+  const std::int64_t frees = fake_cuda::counters().frees;
+  Context::current(stream).lease(stream).scratch(40 << 20);  // outside: grows
+  EXPECT_EQ(fake_cuda::counters().frees, frees);             // the graph's memory stays
+  FP8AMP_CUDA_CHECK(cudaGraphLaunch(warm.executable, stream));
+  EXPECT_EQ(run.differences(g), 0);
+}
+
+TEST(GemmFailures, EveryCallOfCublasLtMayFail) {
+  GemmCase c;
+  c.with_bias = true;
+  int failures = 0;
+  for (int call = 1;; ++call, ++failures) {
+    const int baseline = fake_cublaslt::alive();
+    bool failed = false;
+    {
+      const FakeGpu gpu(90);
+      GemmRun run(c);
+      fake_cublaslt::fail_call(call);
+      const std::string error = error_of(run.args());
+      failed = fake_cublaslt::failed();
+      fake_cublaslt::fail_call(0);
+      EXPECT_EQ(failed, error.find("cublasLt") == 0 && error.find("fake status") != error.npos)
+          << "call " << call << ": " << error;
+      EXPECT_EQ(error_of(run.args()), "") << "after the failure of call " << call;
+      EXPECT_EQ(run.differences(run.args()), 0);
+    }
+    EXPECT_EQ(fake_cublaslt::alive(), baseline) << "call " << call;
+    EXPECT_EQ(fake_cuda::leaks(), "") << "call " << call;
+    if (!failed) break;
+  }
+  EXPECT_GT(failures, 15);
+}
+
+TEST(GemmFailures, EveryCallOfTheRuntimeMayFail) {
+  GemmCase c;
+  c.n = 33;
+  const struct {
+    const char* function;
+    int count;
+  } calls[] = {
+      {"cudaGetDevice", 1}, {"cudaMalloc", 2}, {"launch", 2}, {"cudaStreamIsCapturing", 3}};
+  for (const auto& [function, count] : calls)
+    for (int n = 1; n <= count; ++n) {
+      {
+        const FakeGpu gpu(90);
+        GemmRun run(c);
+        fake_cuda::fail(function, n, cudaErrorUnknown);
+        const std::string error = error_of(run.args());
+        EXPECT_NE(error.find("cudaErrorUnknown"), std::string::npos) << function << ": " << error;
+        run.restore();
+        EXPECT_EQ(error_of(run.args()), "");
+        EXPECT_EQ(run.differences(run.args()), 0) << function;
+      }
+      EXPECT_EQ(fake_cuda::leaks(), "");
+    }
+}
+
+TEST(GemmFailures, NoAlgorithmSaysForWhat) {
+  const FakeGpu gpu(90);
+  fake_cublaslt::reset(80);  // the library knows better than our rules
+  const std::string error = error_of(GemmRun(GemmCase{}).args());
+  EXPECT_NE(error.find("has no algorithm for [16, 16] float8_e4m3 x [16, 16] float8_e4m3"),
+            std::string::npos)
+      << error;
+}
+
+}  // namespace
+}  // namespace fp8amp::gpu
