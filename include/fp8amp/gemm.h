@@ -4,6 +4,12 @@
 // On the CPU each element is one chain of FP32 additions in the order of k, so its bits do not
 // depend on vector width, blocking or thread count: a product of two FP8 values is exact in FP32.
 // Bias and previous output are added in FP32 before the one final rounding.
+//
+// On a GPU cuBLASLt computes (FP8 tensor cores from compute capability 8.9, BF16 ones from 8.0 on,
+// with one warning). The order of additions is its own, and a bias of another type than a 16-bit
+// output may be rounded to that type first. FP8AMP_GEMM_TUNE=k times the k algorithms that cuBLASLt
+// likes best before the first use of a shape. Before a stream capture, run the same products once
+// on that stream.
 #pragma once
 #include <fp8amp/scaled_tensor.h>
 

@@ -149,8 +149,7 @@ Context& Context::current(cudaStream_t stream) {
         all.table ? all.compute_capability : device_facts(device).compute_capability;
     if (compute_capability < 80)
       throw Error("gemm: the GPU must have compute capability 8.0 or higher, got " +
-                  std::to_string(compute_capability / 10) + "." +
-                  std::to_string(compute_capability % 10));
+                  version_text(compute_capability));
     if (is_capturing(stream)) refuse_in_capture("the cuBLASLt handle of this device");
     context =
         std::make_unique<Context>(all.table ? *all.table : gpu::cublaslt(), compute_capability);

@@ -47,18 +47,14 @@ const char* name(ScaleMode mode) {
   return "unknown";
 }
 
-std::string text(int compute_capability) {
-  return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
-}
-
 std::string refuse_scales(const MatmulProblem& p, int cc, std::size_t version) {
   const std::string modes =
       std::string("scales ") + name(p.a.scale_mode) + " x " + name(p.b.scale_mode);
   for (const ScaleRule& rule : kScaleRules) {
     if (rule.a != p.a.scale_mode || rule.b != p.b.scale_mode) continue;
     if (cc < rule.from || cc > rule.to)
-      return modes + " need compute capability " + text(rule.from) +
-             (rule.to == kAnyLater ? " or later" : "") + ", this GPU has " + text(cc);
+      return modes + " need compute capability " + version_text(rule.from) +
+             (rule.to == kAnyLater ? " or later" : "") + ", this GPU has " + version_text(cc);
     if (version < rule.version)
       return modes + " need cuBLASLt " + version_string(rule.version) + " or later, this is " +
              version_string(version);
@@ -73,7 +69,7 @@ std::string refuse_scales(const MatmulProblem& p, int cc, std::size_t version) {
 std::string refuse_operand(const char* which, const MatmulOperand& x, std::int64_t rows,
                            std::int64_t k, int cc) {
   if (!x.k_contiguous && !supports_any_fp8_layout(cc))
-    return std::string(which) + " must have k contiguous on compute capability " + text(cc);
+    return std::string(which) + " must have k contiguous on compute capability " + version_text(cc);
   if (x.alignment < kFp8Multiple || x.leading_dimension % kFp8Multiple)
     return std::string(which) + " must have pointer and leading dimension in multiples of 16 bytes";
   if ((x.k_contiguous ? k : rows) % kFp8Multiple)
@@ -83,7 +79,7 @@ std::string refuse_operand(const char* which, const MatmulOperand& x, std::int64
 
 std::string refuse_fp8(const MatmulProblem& p, int cc, std::size_t version) {
   if (!supports_fp8(cc))
-    return "float8 operands need compute capability 8.9, this GPU has " + text(cc);
+    return "float8 operands need compute capability 8.9, this GPU has " + version_text(cc);
   if (p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2)
     return "there is no float8_e5m2 x float8_e5m2";
   if (p.k % kFp8Multiple || p.n % kFp8Multiple) return "k and n must be multiples of 16";
@@ -94,7 +90,8 @@ std::string refuse_fp8(const MatmulProblem& p, int cc, std::size_t version) {
 }
 
 std::string refuse_plain(const MatmulProblem& p, int cc) {
-  if (cc < 80) return "bfloat16 operands need compute capability 8.0, this GPU has " + text(cc);
+  if (cc < 80)
+    return "bfloat16 operands need compute capability 8.0, this GPU has " + version_text(cc);
   if (p.fast_accumulation) return "fast accumulation is for float8 operands";
   if (p.a.scale_mode != ScaleMode::kTensor || p.b.scale_mode != ScaleMode::kTensor)
     return "only float8 operands have scales";

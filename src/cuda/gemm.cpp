@@ -182,9 +182,9 @@ void warn_once_without_fp8(int compute_capability) {
   static std::once_flag flag;
   std::call_once(flag, [&] {
     std::fprintf(stderr,
-                 "fp8amp: this GPU (compute capability %d.%d) has no FP8 tensor cores; float8 "
+                 "fp8amp: this GPU (compute capability %s) has no FP8 tensor cores; float8 "
                  "products are computed in bfloat16, with the same values but at its speed\n",
-                 compute_capability / 10, compute_capability % 10);
+                 gpu::version_text(compute_capability).c_str());
   });
 }
 

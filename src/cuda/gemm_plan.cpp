@@ -139,7 +139,7 @@ int MatmulPlan::find(Context& context, int count, cublasLtMatmulHeuristicResult_
   if (status != CUBLAS_STATUS_SUCCESS || found == 0)
     throw Error("gemm: cuBLASLt " + version_string(lt_.GetVersion()) + " has no algorithm for " +
                 describe(problem_) + " on compute capability " +
-                std::to_string(context.compute_capability()));
+                version_text(context.compute_capability()));
   return found;
 }
 

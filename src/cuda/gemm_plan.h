@@ -48,7 +48,8 @@ class MatmulPlan {
 
 class PlanCache {
  public:
-  static constexpr std::size_t kCapacity = 1024;
+  explicit PlanCache(std::size_t capacity = 1024) : capacity_(capacity) {}
+
   struct Counts {
     std::uint64_t hits, misses, dropped;
   };
@@ -73,6 +74,7 @@ class PlanCache {
   std::shared_ptr<MatmulPlan> find(const MatmulProblem& problem);
   void insert(const MatmulProblem& problem, std::shared_ptr<MatmulPlan> plan);
 
+  const std::size_t capacity_;
   mutable std::mutex mutex_;
   std::list<Entry> entries_;  // the last used one first
   std::unordered_map<MatmulProblem, std::list<Entry>::iterator, Hash> index_;

@@ -39,7 +39,7 @@ std::shared_ptr<MatmulPlan> PlanCache::find(const MatmulProblem& problem) {
 void PlanCache::insert(const MatmulProblem& problem, std::shared_ptr<MatmulPlan> plan) {
   entries_.emplace_front(problem, std::move(plan));
   index_.emplace(problem, entries_.begin());
-  if (entries_.size() <= kCapacity) return;
+  if (entries_.size() <= capacity_) return;
   index_.erase(entries_.back().first);
   entries_.pop_back();  // a thread that runs it holds it by its own shared_ptr
   ++counts_.dropped;

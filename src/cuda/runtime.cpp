@@ -51,6 +51,10 @@ std::string status() {
   return n > 0 ? "ok" : "the driver reports no device";
 }
 
+std::string version_text(int compute_capability) {
+  return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
+}
+
 int current_device() {
   int device = 0;
   FP8AMP_CUDA_CHECK(cudaGetDevice(&device));

@@ -16,6 +16,7 @@ int device_count();    // never throws
 std::string status();  // "ok", or the reason for device_count() == 0
 
 int current_device();
+std::string version_text(int compute_capability);  // 90: "9.0"
 bool is_capturing(cudaStream_t stream);
 
 // Makes a device current for a scope.

@@ -3,11 +3,13 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "fp8amp/error.h"
 #include "fp8amp/numerics/random.h"
 #include "kernels/element.h"
 #include "kernels/gemm.h"

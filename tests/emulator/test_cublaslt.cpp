@@ -1,6 +1,5 @@
 // cuBLASLt: the rules of its legality tables, and the descriptors of the real library, where it is
 // installed.
-#include "fp8amp/error.h"
 #include "tests/emulator/gemm_case.h"
 
 namespace fp8amp::gpu {

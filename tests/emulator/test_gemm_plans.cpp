@@ -1,7 +1,6 @@
 // Around the CUDA GEMM: plans and their cache, memory of streams, captures, failures.
 #include <set>
 
-#include "fp8amp/error.h"
 #include "tests/emulator/gemm_case.h"
 
 namespace fp8amp::gpu {
@@ -48,25 +47,29 @@ TEST(GemmPlans, AreFoundAgain) {
   }
 }
 
-TEST(GemmPlans, OldestAreDropped) {
+TEST(GemmPlans, LeastRecentlyUsedIsDropped) {
   const FakeGpu gpu(90);
-  const int capacity = int(PlanCache::kCapacity), baseline = fake_cublaslt::alive();
-  GemmCase c;
-  c.m = capacity + 10;
-  GemmRun run(c);
-  kernels::GemmArgs g = run.args();
-  g.k = 16;
-  for (int m = 1; m <= capacity + 10; ++m) {
-    g.m = m;
-    kernels::cuda::gemm(g);
-  }
-  EXPECT_EQ(counts().dropped, 10u);
-  kernels::cuda::gemm(g);
-  EXPECT_EQ(counts().hits, 1u);
-  g.m = 1;
-  kernels::cuda::gemm(g);
-  EXPECT_EQ(counts().misses, std::uint64_t(capacity) + 11);
-  EXPECT_EQ(fake_cublaslt::alive(), baseline + 1 + 4 * capacity);  // the handle, 4 descriptors each
+  GemmRun run{GemmCase{}};
+  const kernels::GemmArgs g = run.args();
+  MatmulProblem p;
+  p.m = p.n = p.k = 16;
+  p.a.leading_dimension = p.b.leading_dimension = p.d_leading_dimension = 16;
+  const MatmulPointers pointers{g.a, g.b, g.a_scale_inv, g.b_scale_inv, g.d, nullptr};
+  const auto plan = std::make_shared<MatmulPlan>(Context::current(nullptr), p, pointers);
+  PlanCache cache(3);
+  const auto get = [&](std::int64_t m) {
+    const std::uint64_t misses = cache.counts().misses;
+    p.m = m;
+    cache.get(p, [&] { return plan; });
+    return cache.counts().misses == misses;  // it was there
+  };
+  for (int m : {1, 2, 3}) EXPECT_FALSE(get(m));
+  EXPECT_TRUE(get(1));
+  EXPECT_FALSE(get(4));  // drops 2
+  for (int m : {1, 3, 4}) EXPECT_TRUE(get(m));
+  EXPECT_FALSE(get(2));
+  EXPECT_EQ(cache.counts().dropped, 2u);
+  EXPECT_EQ(cache.counts().hits, 4u);
 }
 
 TEST(GemmPlans, TuningTakesTheFastestAndLeavesTheOutput) {
