@@ -3,6 +3,8 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 namespace fp8amp::kernels::cuda {
 
 // Throws fp8amp::Error with the call, the place, the error's name and what it means here.
@@ -16,6 +18,11 @@ struct DeviceFacts {
 // Facts of the current device, or of a given one; asked of the driver once per device. Thread-safe.
 const DeviceFacts& device_facts();
 const DeviceFacts& device_facts(int device);
+
+// At least `bytes` of device memory, 256-byte aligned, for what a launch on `stream` hands to the
+// next one there: ops on one stream may share it, other streams have their own. Kept; grows outside
+// of a capture only.
+void* scratch(cudaStream_t stream, std::size_t bytes);
 
 }  // namespace fp8amp::kernels::cuda
 

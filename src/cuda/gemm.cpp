@@ -196,7 +196,7 @@ Sources sources(const GemmArgs& g) {
   return {{g.a, g.a_type, g.a_row, g.a_k, g.m}, {g.b, g.b_type, g.b_row, g.b_k, g.n}};
 }
 
-void run_direct(Context& context, Lease& lease, const GemmArgs& g) {
+void run_direct(Context& context, const Lease& lease, const GemmArgs& g) {
   const int cc = context.compute_capability();
   const auto [a, b] = sources(g);
   ScratchLayout layout;
@@ -233,7 +233,7 @@ void run_direct(Context& context, Lease& lease, const GemmArgs& g) {
   if (g.bias && !fuse_bias) add_bias(g);
 }
 
-void run_finish(Context& context, Lease& lease, const GemmArgs& g, bool decode) {
+void run_finish(Context& context, const Lease& lease, const GemmArgs& g, bool decode) {
   const int cc = context.compute_capability();
   const auto [a, b] = sources(g);
   const std::int64_t n = round_up(g.n);
@@ -274,7 +274,7 @@ void gemm(const GemmArgs& g) {
   Context& context = Context::current(stream);
   warn_once_without_fp8(context.compute_capability());
   const Route route = choose(g, context.compute_capability());
-  Lease lease = context.lease(stream);
+  const Lease lease = gpu::lease(stream);
   if (route.direct) return run_direct(context, lease, g);
   run_finish(context, lease, g, route.decode);
 }

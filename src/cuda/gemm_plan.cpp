@@ -149,7 +149,7 @@ void MatmulPlan::enqueue(Context& context, const Lease& lease, const MatmulPoint
   check(lt_,
         lt_.Matmul(context.handle(), operation_.get(), &alpha, pointers.b, a_.get(), pointers.a,
                    b_.get(), &beta, pointers.d, d_.get(), pointers.d, d_.get(), &algorithm,
-                   lease.workspace(), lease.workspace_bytes(), stream),
+                   lease.workspace(context.workspace_bytes()), context.workspace_bytes(), stream),
         "cublasLtMatmul");
 }
 
