@@ -80,6 +80,7 @@ TEST(GemmPlans, TuningTakesTheFastestAndLeavesTheOutput) {
   const kernels::GemmArgs g = run.args();
   Context& context = Context::current(nullptr);
   const Lease lease = gpu::lease(nullptr);
+  lease.workspace(context.workspace_bytes());
   MatmulProblem p;
   p.m = p.n = p.k = 16;
   p.a.leading_dimension = p.b.leading_dimension = p.d_leading_dimension = 16;
@@ -204,7 +205,7 @@ TEST(GemmFailures, EveryCallOfTheRuntimeMayFail) {
     const char* function;
     int count;
   } calls[] = {
-      {"cudaGetDevice", 2}, {"cudaMalloc", 2}, {"launch", 2}, {"cudaStreamIsCapturing", 3}};
+      {"cudaGetDevice", 2}, {"cudaMalloc", 2}, {"launch", 2}, {"cudaStreamIsCapturing", 4}};
   for (const auto& [function, count] : calls)
     for (int n = 1; n <= count; ++n) {
       {
