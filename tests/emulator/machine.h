@@ -18,8 +18,8 @@ inline constexpr std::size_t kWarp = 32, kMaxThreads = 1024;
 struct BlockSet {
   SharedArena shared;
   std::vector<std::unique_ptr<Fiber>> fibers;
-  std::vector<Fiber*>
-      free;  // without race detection the stack last used, still in the cache, is next
+  // Without race detection: the stack that was used last, still in the cache, is the next.
+  std::vector<Fiber*> free;
   char block_token = 0, barrier_token = 0;
   char warp_tokens[kMaxThreads / kWarp] = {};
 };
@@ -64,8 +64,8 @@ class Machine {
   char start_token_ = 0, end_token_ = 0;
 };
 
-extern thread_local constinit Machine*
-    machine;  // of this host thread; null before the first launch
+// Of this host thread; null before its first launch.
+extern thread_local constinit Machine* machine;
 
 std::string text(uint3 i);  // "(1, 2, 3)"
 
