@@ -10,8 +10,7 @@ namespace {
 
 constexpr unsigned kFull = 0xffffffffu;
 
-// ---- results
-// -----------------------------------------------------------------------------------------
+// ---- results ------------------------------------------------------------------------------------
 
 template <int kBlock, class T>
 __global__ void __launch_bounds__(kBlock)

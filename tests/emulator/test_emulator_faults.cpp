@@ -54,8 +54,7 @@ std::string fault_of(const std::function<void()>& launch) {
         testing::ExitedWithCode(66), "data race");  \
   } while (false)
 
-// ---- faults that end the launch
-// -------------------------------------------------------------------------
+// ---- faults that end the launch -----------------------------------------------------------------
 
 __global__ void divergent_kernel() {
   if (threadIdx.x < 40) {
@@ -132,8 +131,7 @@ TEST(EmulatorFaults, NextLaunchIsSound) {
   for (int value : out) EXPECT_EQ(value, 32);
 }
 
-// ---- faults that show in results or to a sanitizer
-// --------------------------------------------------------
+// ---- faults that show in results or to a sanitizer ----------------------------------------------
 
 __global__ void uninitialized_kernel(float* out) {
   FP8AMP_SHARED(float, values, [32]);
