@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "kernels/element.h"
@@ -31,6 +32,7 @@ struct Layout {
 };
 
 struct Library {
+  std::recursive_mutex mutex;  // cuBLASLt may be called by several threads
   int compute_capability = 90;
   std::size_t version = 130100;
   int alive = 0, until_failure = 0;
@@ -45,7 +47,10 @@ Library& library() {
   return l;
 }
 
+using Lock = std::lock_guard<std::recursive_mutex>;
+
 bool enter(const char* function) {  // false: this call fails
+  const Lock lock(library().mutex);
   Library& l = library();
   ++l.calls[function];
   if (l.until_failure == 0 || --l.until_failure != 0) return true;
@@ -62,6 +67,7 @@ template <class Handle, class Object>
 cublasStatus_t create(const char* function, Handle* handle, Object object) {
   *handle = nullptr;
   if (!enter(function)) return CUBLAS_STATUS_ALLOC_FAILED;
+  const Lock lock(library().mutex);
   ++library().alive;
   *handle = reinterpret_cast<Handle>(new Object(std::move(object)));
   return CUBLAS_STATUS_SUCCESS;
@@ -69,6 +75,7 @@ cublasStatus_t create(const char* function, Handle* handle, Object object) {
 
 template <class Object, class Handle>
 cublasStatus_t destroy(Handle handle) {
+  const Lock lock(library().mutex);
   --library().alive;
   delete reinterpret_cast<Object*>(handle);
   return CUBLAS_STATUS_SUCCESS;
@@ -259,6 +266,8 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const vo
                       const cublasLtMatmulAlgo_t* algorithm, void* workspace,
                       std::size_t workspace_bytes, cudaStream_t stream) {
   if (!enter("Matmul")) return CUBLAS_STATUS_EXECUTION_FAILED;
+  const fake_cuda::Lock runtime(fake_cuda::state().mutex);
+  const Lock lock(library().mutex);
   const auto layout = [](auto x) -> const Layout& { return *reinterpret_cast<const Layout*>(x); };
   const Problem p{*reinterpret_cast<Descriptor*>(op), layout(la), layout(lb), layout(lc),
                   layout(ld)};
@@ -286,7 +295,6 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const vo
                         p.transpose_a(), p.transpose_b(),
                         p.op.get<std::int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0, p.bias(), a, b,
                         d, scale, choice, workspace_bytes});
-  const fake_cuda::Lock lock(fake_cuda::state().mutex);
   if (fake_cuda::check_stream(stream) != cudaSuccess) return invalid("stream");
   fake_cuda::enqueue(stream, Work{p.op, p.a, p.b, p.d, a, b, d, scale, l.durations[choice]});
   return CUBLAS_STATUS_SUCCESS;
@@ -341,11 +349,16 @@ const fp8amp::gpu::CublasLt& table() {
 }
 
 void reset(int compute_capability, std::size_t version) {
-  const int alive = library().alive;
-  library() = {};
-  library().alive = alive;
-  library().compute_capability = compute_capability;
-  library().version = version;
+  Library& l = library();
+  const Lock lock(l.mutex);
+  l.compute_capability = compute_capability;
+  l.version = version;
+  l.until_failure = 0;
+  l.failed = false;
+  l.calls.clear();
+  l.durations.clear();
+  l.products.clear();
+  l.refused.clear();
 }
 
 const std::vector<Product>& products() { return library().products; }

@@ -1,5 +1,7 @@
 // Around the CUDA GEMM: plans and their cache, memory of streams, captures, failures.
+#include <memory>
 #include <set>
+#include <thread>
 
 #include "tests/emulator/gemm_case.h"
 
@@ -119,6 +121,27 @@ TEST(GemmStreams, ShareNoMemory) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(lease.workspace(100)) % 256, 0u);
   }
   EXPECT_EQ(memory.size(), 6u);
+}
+
+TEST(GemmStreams, MayBeSharedByThreads) {
+  const FakeGpu gpu(90);
+  const Stream stream;
+  constexpr int kThreads = 4;
+  std::vector<std::unique_ptr<GemmRun>> runs;
+  for (int i = 0; i < kThreads; ++i) {
+    GemmCase c;
+    c.n = 20 + i % 2;  // both padded to 32 in scratch memory: one plan
+    runs.push_back(std::make_unique<GemmRun>(c));
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i)
+    threads.emplace_back([&, i] {
+      for (int repeat = 0; repeat < 5; ++repeat) kernels::cuda::gemm(runs[i]->args(stream));
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& run : runs) EXPECT_EQ(run->differences(run->args()), 0);
+  EXPECT_EQ(counts().misses, 1u);
+  EXPECT_EQ(counts().hits, std::uint64_t(kThreads * 5 - 1));
 }
 
 TEST(GemmStreams, ScratchGrowsAndIsFreed) {
