@@ -29,13 +29,13 @@ __attribute__((no_sanitize("address"))) void Machine::thread_main() {
   Thread& self = m.self();
   BlockSet& set = *m.set_;
   acquire(&m.start_token_);
-  acquire(&set.block_token);
+  acquire(&set.begin_token);
   try {
     m.launch_->thread();
   } catch (...) {
     m.error_ = std::current_exception();
   }
-  release(&set.block_token);
+  release(&set.end_token);
   release(&m.end_token_);
   self.state = State::kExited;
   ++m.exited_;
@@ -46,6 +46,7 @@ __attribute__((no_sanitize("address"))) void Machine::thread_main() {
 void Machine::suspend(State state) {
   Thread& thread = self();
   thread.state = state;
+  release(&end_token_);  // should another thread's fault end the launch
   thread.fiber->leave(false);
 }
 
@@ -81,6 +82,7 @@ std::uint64_t Machine::warp(WarpOperation operation, unsigned mask, std::uint64_
 // ---- the scheduler ------------------------------------------------------------------------------
 
 void Machine::fail(const std::string& what) {
+  acquire(&end_token_);
   std::string message = what + ", in kernel " + launch_->kernel + ", block " + text(block_.index);
   int shown = 0;
   const Thread* before = nullptr;
@@ -111,7 +113,10 @@ void Machine::resume(Thread& thread) {
   if (thread.state == State::kExited && !Fiber::checked_for_races()) {
     set_->free.push_back(thread.fiber);
   }
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (error_) {
+    acquire(&end_token_);
+    std::rethrow_exception(std::exchange(error_, nullptr));
+  }
 }
 
 // Completes each group of lanes that have all arrived at one operation.
@@ -203,9 +208,9 @@ void Machine::run_at_random() {
 }
 
 void Machine::run_block() {
-  acquire(&set_->block_token);
+  acquire(&set_->end_token);  // of the block before the last, which used the same memory
   set_->shared.begin(launch_->shared_bytes, options.schedule % 2 == 0 ? 0xff : 0x7f);
-  release(&set_->block_token);
+  release(&set_->begin_token);
   for (Thread& thread : threads_) {
     thread.state = State::kReady;
     thread.fiber = nullptr;

@@ -20,7 +20,8 @@ struct BlockSet {
   std::vector<std::unique_ptr<Fiber>> fibers;
   // Without race detection: the stack that was used last, still in the cache, is the next.
   std::vector<Fiber*> free;
-  char block_token = 0, barrier_token = 0;
+  // Two tokens: a thread that exits is not ordered before one of its block that starts later.
+  char begin_token = 0, end_token = 0, barrier_token = 0;
   char warp_tokens[kMaxThreads / kWarp] = {};
 };
 

@@ -99,7 +99,7 @@ __global__ void count_kernel(int* out) {
 
 TEST(EmulatorFaults, Barriers) {
   EXPECT_FAULT(divergent_kernel, 1, 64, 0, "different barriers");
-  EXPECT_FAULT(divergent_kernel, 1, 64, 0, "test_emulator.cpp:");
+  EXPECT_FAULT(divergent_kernel, 1, 64, 0, "test_emulator_faults.cpp:");
   EXPECT_FAULT(divergent_kernel, 1, 64, 0, "kernel divergent_kernel, block (0, 0, 0)");
   EXPECT_FAULT(deadlock_kernel, 1, 32, 0, "waits at a block barrier");
 }
