@@ -8,7 +8,7 @@
 
 namespace fp8amp::kernels {
 
-inline float load_element(const void* x, DType type, std::int64_t i) {
+FP8AMP_HD float load_element(const void* x, DType type, std::int64_t i) {
   using namespace numerics;
   switch (type) {
     case DType::kFloat32: return static_cast<const float*>(x)[i];
@@ -21,7 +21,7 @@ inline float load_element(const void* x, DType type, std::int64_t i) {
 }
 
 // Plain numbers: float32, float16, bfloat16; nearest even, Inf stays Inf.
-inline void store_element(void* y, DType type, std::int64_t i, float value) {
+FP8AMP_HD void store_element(void* y, DType type, std::int64_t i, float value) {
   switch (type) {
     case DType::kFloat32: static_cast<float*>(y)[i] = value; break;
     case DType::kFloat16: static_cast<std::uint16_t*>(y)[i] = numerics::float_to_half(value); break;
@@ -30,7 +30,7 @@ inline void store_element(void* y, DType type, std::int64_t i, float value) {
 }
 
 // Codes of a storage format: E4M3, E5M2 or scaled FP16.
-inline void store_code(void* y, DType format, std::int64_t i, float value, float scale,
+FP8AMP_HD void store_code(void* y, DType format, std::int64_t i, float value, float scale,
                        Rounding rounding, Overflow overflow, std::uint32_t random) {
   using namespace numerics;
   switch (format) {
@@ -49,10 +49,10 @@ inline void store_code(void* y, DType format, std::int64_t i, float value, float
   }
 }
 
-inline const void* element_pointer(const void* x, DType type, std::int64_t i) {
+FP8AMP_HD const void* element_pointer(const void* x, DType type, std::int64_t i) {
   return static_cast<const char*>(x) + i * size_in_bytes(type);
 }
-inline void* element_pointer(void* x, DType type, std::int64_t i) {
+FP8AMP_HD void* element_pointer(void* x, DType type, std::int64_t i) {
   return static_cast<char*>(x) + i * size_in_bytes(type);
 }
 

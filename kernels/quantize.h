@@ -82,8 +82,9 @@ struct AccumulateArgs {
 // gradient in FP8 has few different ones, and equal keys repeat the same dither.
 inline constexpr std::uint32_t kAccumulateStream = 3;  // purpose of random_key; 0 to 2 are Adam's
 inline constexpr std::uint32_t kNaNBits = numerics::kInfBits + 1;
-inline std::uint32_t accumulate_key(std::uint32_t amax_bits, std::uint32_t checksum) {
-  return numerics::random_key(std::uint64_t(checksum) << 32 | amax_bits, 0, 0, kAccumulateStream);
+FP8AMP_HD std::uint32_t accumulate_key(std::uint32_t amax_bits, std::uint32_t checksum) {
+  const std::uint32_t max = amax_bits < kNaNBits ? amax_bits : kNaNBits;
+  return numerics::random_key(std::uint64_t(checksum) << 32 | max, 0, 0, kAccumulateStream);
 }
 
 namespace cpu {

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <mutex>
 
 namespace fp8amp::kernels::cuda {
 
@@ -19,10 +20,18 @@ struct DeviceFacts {
 const DeviceFacts& device_facts();
 const DeviceFacts& device_facts(int device);
 
-// At least `bytes` of device memory, 256-byte aligned, for what a launch on `stream` hands to the
-// next one there: ops on one stream may share it, other streams have their own. Kept; grows outside
-// of a capture only.
-void* scratch(cudaStream_t stream, std::size_t bytes);
+// Device memory that the launches of one operation on `stream` hand to each other: 256-byte aligned,
+// not initialised. Host threads that share the stream take turns while this object lives. Kept for
+// the next operation; grows outside of a capture only.
+class Scratch {
+ public:
+  Scratch(cudaStream_t stream, std::size_t bytes);
+  void* data() const { return data_; }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  void* data_;
+};
 
 }  // namespace fp8amp::kernels::cuda
 

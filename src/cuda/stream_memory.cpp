@@ -94,24 +94,22 @@ Memories& memories() {
   return *all;
 }
 
+StreamMemory& memory_of(cudaStream_t stream) {
+  const int device = current_device();
+  Memories& all = memories();
+  const std::lock_guard lock(all.mutex);
+  std::unique_ptr<StreamMemory>& memory = all.of_stream[{device, stream}];
+  if (!memory) memory = std::make_unique<StreamMemory>(stream);
+  return *memory;
+}
+
 }  // namespace
 
 Lease::Lease(StreamMemory& memory) : memory_(memory), lock_(memory.mutex()) {}
 std::byte* Lease::scratch(std::size_t bytes) const { return memory_.scratch(bytes); }
 std::byte* Lease::workspace(std::size_t bytes) const { return memory_.workspace(bytes); }
 
-Lease lease(cudaStream_t stream) {
-  StreamMemory* found = nullptr;
-  {
-    const int device = current_device();
-    Memories& all = memories();
-    const std::lock_guard lock(all.mutex);
-    std::unique_ptr<StreamMemory>& memory = all.of_stream[{device, stream}];
-    if (!memory) memory = std::make_unique<StreamMemory>(stream);
-    found = memory.get();
-  }
-  return Lease(*found);  // may wait for another thread: not under the lock of all streams
-}
+Lease lease(cudaStream_t stream) { return Lease(memory_of(stream)); }
 
 void refuse_in_capture(const std::string& what) {
   throw Error(what +
@@ -129,6 +127,10 @@ void release_stream_memory() {
 
 namespace fp8amp::kernels::cuda {
 
-void* scratch(cudaStream_t stream, std::size_t bytes) { return gpu::lease(stream).scratch(bytes); }
+Scratch::Scratch(cudaStream_t stream, std::size_t bytes) {
+  gpu::StreamMemory& memory = gpu::memory_of(stream);
+  lock_ = std::unique_lock(memory.mutex());
+  data_ = memory.scratch(bytes);
+}
 
 }  // namespace fp8amp::kernels::cuda

@@ -1,0 +1,335 @@
+// Adam over a batch of tensors. Three launches: prepare (a thread a tensor: the scalars of the step
+// and the new scales, from bounds), update (a block a chunk of a tensor), finish (scales, maxima
+// and step numbers). Nothing is read by the host.
+//
+// A thread takes 16 elements as the words they are stored in, and works on two of them at a time:
+// 24 registers of words at O2 instead of 64 of floats. numerics::adam_element is the definition.
+#pragma once
+#include "kernels/adam.h"
+#include "kernels/adam_step.h"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vectors.cuh"
+#include "kernels/element.h"
+
+namespace fp8amp::kernels::cuda {
+
+inline constexpr int kMaxAdamTensors = 128;  // of a launch: its parameters are at most 32,764 bytes
+inline constexpr std::int64_t kAdamChunk = 4 * kThreads * kVector;  // elements of a block
+
+struct AdamWork {
+  AdamStep step;
+  std::uint32_t p_key, m_key, v_key;
+  std::uint32_t max_p, max_m, max_v;  // largest codes written
+};
+
+struct AdamBatch {
+  AdamTensor tensors[kMaxAdamTensors];
+  std::int64_t first_block[kMaxAdamTensors + 1];
+  bool aligned[kMaxAdamTensors];  // all four pointers to 16 bytes
+  int count;
+  AdamWork* work;  // [count]
+  numerics::AdamHyperparameters hyper;
+  Rounding p_rounding, m_rounding, v_rounding;
+  std::uint64_t seed;
+  const float* grad_scale;  // may be null
+  const float* found_inf;   // may be null
+
+  __device__ __forceinline__ bool skipped() const { return found_inf && *found_inf != 0.0f; }
+};
+
+// ---- words of 16 elements, and pairs of elements in them
+template <DType T>
+struct Words {
+  static constexpr int kCount = kVector * static_cast<int>(size_in_bytes(T)) / 4;
+  std::uint32_t w[kCount];
+
+  __device__ __forceinline__ void load(const void* x, std::int64_t i) {
+    const uint4* p = static_cast<const uint4*>(x) + i * (kCount / 4);
+#pragma unroll
+    for (int k = 0; k < kCount / 4; ++k) {
+      const uint4 q = p[k];
+      w[4 * k] = q.x, w[4 * k + 1] = q.y, w[4 * k + 2] = q.z, w[4 * k + 3] = q.w;
+    }
+  }
+  __device__ __forceinline__ void store(void* x, std::int64_t i) const {
+    uint4* p = static_cast<uint4*>(x) + i * (kCount / 4);
+#pragma unroll
+    for (int k = 0; k < kCount / 4; ++k)
+      p[k] = make_uint4(w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3]);
+  }
+  // elements 2 k and 2 k + 1
+  __device__ __forceinline__ float2 pair(int k) const {
+    if constexpr (T == DType::kFloat32)
+      return {__uint_as_float(w[2 * k]), __uint_as_float(w[2 * k + 1])};
+    float v[2];
+    if constexpr (T == DType::kFloat16) halves_to_floats(w[k], v);
+    if constexpr (T == DType::kE4M3) {
+      const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(
+          static_cast<__nv_fp8x2_storage_t>(w[k / 2] >> 16 * (k % 2)), __NV_E4M3);
+      const float2 f = __half22float2(__half2(h));
+      v[0] = f.x, v[1] = f.y;
+    }
+    return {v[0], v[1]};
+  }
+  // codes: of the pair, the first in the lower half (floats: their bits)
+  __device__ __forceinline__ void set_pair(int k, std::uint32_t first, std::uint32_t second) {
+    if constexpr (T == DType::kFloat32) w[2 * k] = first, w[2 * k + 1] = second;
+    if constexpr (T == DType::kFloat16) w[k] = first | second << 16;
+    if constexpr (T == DType::kE4M3) {
+      const std::uint32_t codes = first | second << 8;
+      w[k / 2] = k % 2 ? (w[k / 2] & 0xffffu) | codes << 16 : (w[k / 2] & 0xffff0000u) | codes;
+    }
+  }
+};
+
+struct AdamMaximum {
+  std::uint32_t p, m, v;
+};
+
+// ---- one value to its stored form; keeps the largest code
+template <DType T>
+__device__ __forceinline__ std::uint32_t store_form(float value, float scale, Rounding rounding,
+                                                    std::uint32_t random, std::uint32_t& max) {
+  std::uint32_t code;
+  if constexpr (T == DType::kFloat32) {
+    max = numerics::max_bits(max, magnitude(value));
+    return __float_as_uint(value);
+  } else if constexpr (T == DType::kE4M3) {
+    code = rounding == Rounding::kNearest
+               ? nearest_codes<E4M3>(value * scale, 0.0f) & 0xffu
+               : numerics::encode<E4M3>(value * scale, Rounding::kStochastic, Overflow::kSaturate,
+                                        random);
+    max = numerics::max_bits(max, code & 0x7fu);
+  } else {
+    code = rounding == Rounding::kNearest
+               ? nearest_codes<Fp16>(value * scale, 0.0f) & 0xffffu
+               : numerics::encode<Fp16>(value * scale, Rounding::kStochastic, Overflow::kSaturate,
+                                        random);
+    max = numerics::max_bits(max, code & 0x7fffu);
+  }
+  return code;
+}
+// A second moment > 0 is stored as at least the smallest code.
+template <DType T>
+__device__ __forceinline__ std::uint32_t store_second_moment(float value, float scale,
+                                                             Rounding rounding,
+                                                             std::uint32_t random,
+                                                             std::uint32_t& max) {
+  std::uint32_t code = store_form<T>(value, scale, rounding, random, max);
+  if constexpr (T != DType::kFloat32) {
+    if (code == 0 && value > 0.0f) code = 1, max = numerics::max_bits(max, 1);
+  }
+  return code;
+}
+
+// 16 elements of a tensor of these types.
+template <DType P, DType G, DType M, DType V>
+__device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamBatch& b,
+                                              const AdamWork& work, std::int64_t i,
+                                              AdamMaximum& max) {
+  Words<P> p;
+  Words<G> g;
+  Words<M> m;
+  Words<V> v;
+  g.load(x.g, i), m.load(x.m, i), v.load(x.v, i), p.load(x.p, i);
+  const numerics::AdamScalars& s = work.step.scalars;
+#pragma unroll
+  for (int word = 0; word < 8;
+       word += 2) {  // elements `word` and `word` + 1, then those 8 behind them
+    std::uint32_t random_p[2] = {}, random_m[2] = {}, random_v[2] = {};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const std::uint64_t index = std::uint64_t(i) * 8 + word + j;
+      if (P != DType::kFloat32 && b.p_rounding == Rounding::kStochastic)
+        random_p[j] = numerics::random_word(work.p_key, index);
+      if (M != DType::kFloat32 && b.m_rounding == Rounding::kStochastic)
+        random_m[j] = numerics::random_word(work.m_key, index);
+      if (V != DType::kFloat32 && b.v_rounding == Rounding::kStochastic)
+        random_v[j] = numerics::random_word(work.v_key, index);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int k = word / 2 + 4 * half;
+      const float2 P2 = p.pair(k), G2 = g.pair(k), M2 = m.pair(k), V2 = v.pair(k);
+      std::uint32_t p_code[2], m_code[2], v_code[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const auto bits = [half](std::uint32_t w) { return half ? w >> 12 : w & 0xfffffu; };
+        const numerics::AdamElement e = numerics::adam_element(s, j ? P2.y : P2.x, j ? G2.y : G2.x,
+                                                               j ? M2.y : M2.x, j ? V2.y : V2.x);
+        p_code[j] = store_form<P>(e.p, s.p_scale, b.p_rounding, bits(random_p[j]), max.p);
+        m_code[j] = store_form<M>(e.m, s.m_scale, b.m_rounding, bits(random_m[j]), max.m);
+        v_code[j] = store_second_moment<V>(e.v, s.v_scale, b.v_rounding, bits(random_v[j]), max.v);
+      }
+      p.set_pair(k, p_code[0], p_code[1]);
+      m.set_pair(k, m_code[0], m_code[1]);
+      v.set_pair(k, v_code[0], v_code[1]);
+    }
+  }
+  m.store(x.m, i), v.store(x.v, i), p.store(x.p, i);
+}
+
+// ---- one element of any types
+__device__ __forceinline__ std::uint32_t store_any(void* y, DType type, std::int64_t i, float value,
+                                                   float scale, Rounding rounding,
+                                                   std::uint32_t random, bool second_moment) {
+  using namespace numerics;
+  const auto code = [&](auto format) -> std::uint32_t {
+    using F = decltype(format);
+    const typename F::Bits c =
+        second_moment ? encode_second_moment<F>(value, scale, rounding, random)
+                      : encode<F>(value * scale, rounding, Overflow::kSaturate, random);
+    static_cast<typename F::Bits*>(y)[i] = c;
+    return c & std::uint32_t(F::kSign - 1);
+  };
+  switch (type) {
+    case DType::kE4M3: return code(E4M3{});
+    case DType::kE5M2: return code(E5M2{});
+    case DType::kFloat32: static_cast<float*>(y)[i] = value; return magnitude(value);
+    default: return code(Fp16{});
+  }
+}
+
+__device__ inline void update_element(const AdamTensor& x, const AdamBatch& b,
+                                            const AdamWork& work, std::int64_t i,
+                                            AdamMaximum& max) {
+  const numerics::AdamScalars& s = work.step.scalars;
+  const numerics::AdamElement e =
+      numerics::adam_element(s, load_element(x.p, x.p_type, i), load_element(x.g, x.g_type, i),
+                             load_element(x.m, x.m_type, i), load_element(x.v, x.v_type, i));
+  const auto random = [i](Rounding rounding, std::uint32_t key) {
+    return rounding == Rounding::kStochastic ? numerics::random_bits(key, std::uint64_t(i)) : 0u;
+  };
+  max.p = numerics::max_bits(max.p, store_any(x.p, x.p_type, i, e.p, s.p_scale, b.p_rounding,
+                                              random(b.p_rounding, work.p_key), false));
+  max.m = numerics::max_bits(max.m, store_any(x.m, x.m_type, i, e.m, s.m_scale, b.m_rounding,
+                                              random(b.m_rounding, work.m_key), false));
+  max.v = numerics::max_bits(max.v, store_any(x.v, x.v_type, i, e.v, s.v_scale, b.v_rounding,
+                                              random(b.v_rounding, work.v_key), true));
+}
+
+// The elements [first, last) of a tensor, by the threads of a block; `first` is a multiple of 16.
+template <DType P, DType G, DType M, DType V>
+__device__ __forceinline__ void update_vectors(const AdamTensor& x, const AdamBatch& b,
+                                               const AdamWork& work, std::int64_t first,
+                                               std::int64_t last, AdamMaximum& max) {
+  for (std::int64_t i = first / kVector + threadIdx.x; i < last / kVector; i += kThreads)
+    update_vector<P, G, M, V>(x, b, work, i, max);
+}
+
+__device__ __forceinline__ int tensor_of_block(const AdamBatch& b, std::int64_t block) {
+  int low = 0, high = b.count;  // first_block[low] <= block < first_block[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (b.first_block[middle] <= block)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+inline __global__ void __launch_bounds__(kThreads)
+    adam_kernel(const __grid_constant__ AdamBatch b) {
+  if (b.skipped()) return;
+  const int t = tensor_of_block(b, blockIdx.x);
+  const AdamTensor& x = b.tensors[t];
+  AdamWork& work = b.work[t];
+  const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk,
+                     last = first + kAdamChunk < x.n ? first + kAdamChunk : x.n;
+  constexpr DType k32 = DType::kFloat32, k16 = DType::kFloat16, k8 = DType::kE4M3;
+  const auto is = [&](DType p, DType g, DType m, DType v) {
+    return b.aligned[t] && x.p_type == p && x.g_type == g && x.m_type == m && x.v_type == v;
+  };
+  AdamMaximum max{};
+  std::int64_t done = last / kVector * kVector;
+  if (is(k16, k8, k8, k16))
+    update_vectors<k16, k8, k8, k16>(x, b, work, first, last, max);
+  else if (is(k16, k8, k32, k32))
+    update_vectors<k16, k8, k32, k32>(x, b, work, first, last, max);
+  else if (is(k32, k32, k32, k32))
+    update_vectors<k32, k32, k32, k32>(x, b, work, first, last, max);
+  else
+    done = first;
+  for (std::int64_t i = done + threadIdx.x; i < last; i += kThreads)
+    update_element(x, b, work, i, max);
+  const std::uint32_t p = block_max<kThreads>(max.p);
+  __syncthreads();
+  const std::uint32_t m = block_max<kThreads>(max.m);
+  __syncthreads();
+  const std::uint32_t v = block_max<kThreads>(max.v);
+  if (threadIdx.x != 0) return;
+  atomicMax(&work.max_p, p);
+  atomicMax(&work.max_m, m);
+  atomicMax(&work.max_v, v);
+}
+
+// ---- before and after: one thread for each tensor
+inline __global__ void __launch_bounds__(kMaxAdamTensors)
+    prepare_adam_kernel(const __grid_constant__ AdamBatch b) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t >= b.count || b.skipped()) return;
+  const AdamTensor& x = b.tensors[t];
+  AdamWork work{};
+  work.step = prepare_adam_step(x, b.hyper, b.grad_scale ? *b.grad_scale : 1.0f);
+  work.p_key = numerics::random_key(b.seed, work.step.t, x.id, kMasterStream);
+  work.m_key = numerics::random_key(b.seed, work.step.t, x.id, kMomentStream);
+  work.v_key = numerics::random_key(b.seed, work.step.t, x.id, kSecondMomentStream);
+  b.work[t] = work;
+}
+
+inline __global__ void __launch_bounds__(kMaxAdamTensors)
+    finish_adam_kernel(const __grid_constant__ AdamBatch b) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t >= b.count || b.skipped()) return;
+  const AdamWork& work = b.work[t];
+  finish_adam_step(b.tensors[t], work.step, work.max_p, work.max_m, work.max_v);
+}
+
+// ---- maxima of the gradients
+inline __global__ void __launch_bounds__(kMaxAdamTensors)
+    zero_grad_amax_kernel(const __grid_constant__ AdamBatch b) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t < b.count) b.tensors[t].amax[3] = 0.0f;
+}
+
+template <DType G>
+__device__ __forceinline__ std::uint32_t largest_gradient(const void* g, std::int64_t first,
+                                                          std::int64_t last, bool aligned) {
+  std::uint32_t max = 0;
+  const std::int64_t done = aligned ? last / kVector * kVector : first;
+  for (std::int64_t i = first / kVector + threadIdx.x; i < done / kVector; i += kThreads)
+    max = numerics::max_bits(max, largest_magnitude(load_vector<G>(g, i)));
+  for (std::int64_t i = done + threadIdx.x; i < last; i += kThreads)
+    max = numerics::max_bits(max, magnitude(load_element(g, G, i)));
+  return max;
+}
+
+inline __global__ void __launch_bounds__(kThreads)
+    grad_amax_kernel(const __grid_constant__ AdamBatch b, float* found_inf) {
+  const int t = tensor_of_block(b, blockIdx.x);
+  const AdamTensor& x = b.tensors[t];
+  const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk,
+                     last = first + kAdamChunk < x.n ? first + kAdamChunk : x.n;
+  std::uint32_t max = 0;
+  switch (x.g_type) {
+    case DType::kFloat32:
+      max = largest_gradient<DType::kFloat32>(x.g, first, last, b.aligned[t]);
+      break;
+    case DType::kFloat16:
+      max = largest_gradient<DType::kFloat16>(x.g, first, last, b.aligned[t]);
+      break;
+    case DType::kBFloat16:
+      max = largest_gradient<DType::kBFloat16>(x.g, first, last, b.aligned[t]);
+      break;
+    case DType::kE4M3: max = largest_gradient<DType::kE4M3>(x.g, first, last, b.aligned[t]); break;
+    case DType::kE5M2: max = largest_gradient<DType::kE5M2>(x.g, first, last, b.aligned[t]); break;
+  }
+  max = block_max<kThreads>(max);
+  if (threadIdx.x != 0) return;
+  const float amax = __uint_as_float(max) * (x.g_scale_inv ? *x.g_scale_inv : 1.0f);
+  atomicMax(reinterpret_cast<std::uint32_t*>(x.amax + 3), magnitude(amax));
+  if (!numerics::is_finite(amax)) *found_inf = 1.0f;
+}
+
+}  // namespace fp8amp::kernels::cuda

@@ -1,0 +1,148 @@
+// Launchers of the casts.
+#include "kernels/quantize.h"
+
+#include "kernels/cuda/accumulate.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/quantize.cuh"
+#include "kernels/cuda/quantize_transpose.cuh"
+
+namespace fp8amp::kernels::cuda {
+namespace {
+
+Input make_input(const void* x, const float* scale_inv, std::int64_t n, bool aligned) {
+  return {x, scale_inv, n, aligned ? n / kVector : 0};
+}
+
+void launch_amax(const Input& in, DType type, std::uint32_t* amax, const ScaleChoice& choice,
+                 cudaStream_t stream) {
+  with_type(type, [&](auto x) {
+    FP8AMP_LAUNCH(amax_kernel<x()>, grid_for(in.n), dim3(kThreads), 0, stream, in, amax, choice);
+  });
+}
+
+void zero(void* p, std::size_t bytes, cudaStream_t stream) {
+  FP8AMP_CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, stream));
+}
+
+ScaleChoice make_choice(const QuantizeArgs& a, const float* amax) {
+  ScaleChoice c{};
+  c.source = a.source;
+  c.scale = a.scale;
+  c.scale_inv = a.scale_inv;
+  c.history = a.history;
+  c.history_length = a.history_length;
+  c.update_history = a.update_history;
+  c.amax = amax;
+  c.format_max = format_max(a.format);
+  c.rounding = a.scale_rounding;
+  c.margin = a.margin;
+  return c;
+}
+
+void launch_quantize(const QuantizeParams& p, const QuantizeArgs& a, cudaStream_t stream) {
+  const dim3 grid = grid_for(a.n), block(kThreads);
+  with_type(a.x_type, [&](auto x) {
+    with_format(a.format, [&](auto format) {
+      using F = decltype(format);
+      if (a.rounding == Rounding::kNearest)
+        FP8AMP_LAUNCH((quantize_kernel<x(), F, Rounding::kNearest>), grid, block, 0, stream, p);
+      else
+        FP8AMP_LAUNCH((quantize_kernel<x(), F, Rounding::kStochastic>), grid, block, 0, stream, p);
+    });
+  });
+}
+
+void launch_transpose(const QuantizeParams& cast, const QuantizeArgs& a, cudaStream_t stream) {
+  const TransposeParams p{cast,
+                          a.transposed,
+                          a.rows,
+                          a.cols,
+                          aligned_to_16(a.transposed) && a.rows % kVector == 0,
+                          aligned_to_16(a.x, a.y) && a.cols % kVector == 0};
+  const std::int64_t tiles = (a.rows + kTile - 1) / kTile * ((a.cols + kTile - 1) / kTile);
+  const dim3 grid(static_cast<unsigned>(std::clamp<std::int64_t>(tiles, 1, 1 << 20)));
+  with_type(a.x_type, [&](auto x) {
+    with_float8(a.format, [&](auto format) {
+      FP8AMP_LAUNCH((quantize_transpose_kernel<x(), decltype(format)>), grid, dim3(kThreads), 0,
+                    stream, p);
+    });
+  });
+}
+
+}  // namespace
+
+void amax(const AmaxArgs& a) {
+  const auto stream = static_cast<cudaStream_t>(a.stream);
+  ScaleChoice always{};
+  always.source = ScaleSource::kCurrent;
+  zero(a.amax, sizeof *a.amax, stream);
+  launch_amax(make_input(a.x, a.x_scale_inv, a.n, aligned_to_16(a.x)), a.x_type,
+              reinterpret_cast<std::uint32_t*>(a.amax), always, stream);
+  FP8AMP_CUDA_CHECK(cudaGetLastError());
+}
+
+// The maximum is collected in a.amax. Where the caller does not want it but the scale needs it, it
+// is collected in *a.scale_inv, which then is written last.
+void quantize(const QuantizeArgs& a) {
+  const auto stream = static_cast<cudaStream_t>(a.stream);
+  const bool measured = a.source == ScaleSource::kCurrent || a.source == ScaleSource::kDelayed;
+  float* const slot = a.amax ? a.amax : measured ? a.scale_inv : nullptr;
+  const ScaleChoice choice = make_choice(a, slot);
+  const bool finish =
+      slot == a.scale_inv || (a.source == ScaleSource::kDelayed && a.update_history);
+  QuantizeParams p{};
+  p.in = make_input(a.x, a.x_scale_inv, a.n, aligned_to_16(a.x, a.y));
+  p.y = a.y;
+  p.choice = choice;
+  p.overflow = a.overflow;
+  p.key = a.key;
+  p.scale_inv = finish || a.source == ScaleSource::kKeep ? nullptr : a.scale_inv;
+  p.amax = reinterpret_cast<std::uint32_t*>(slot);
+  p.found_inf = a.found_inf;
+  if (slot) zero(slot, sizeof *slot, stream);
+  if (measured) launch_amax(p.in, a.x_type, p.amax, choice, stream);
+  a.transposed ? launch_transpose(p, a, stream) : launch_quantize(p, a, stream);
+  if (finish)
+    FP8AMP_LAUNCH(
+        finish_quantize_kernel, dim3(1), dim3(1), 0, stream,
+        FinishParams{choice,
+                     a.update_history && a.source == ScaleSource::kDelayed ? a.history : nullptr,
+                     slot, a.scale_inv});
+  FP8AMP_CUDA_CHECK(cudaGetLastError());
+}
+
+void dequantize(const DequantizeArgs& a) {
+  const Input in = make_input(a.x, a.scale_inv, a.n, aligned_to_16(a.x, a.y));
+  with_type(a.x_type, [&](auto x) {
+    const auto launch = [&](auto y) {
+      FP8AMP_LAUNCH((dequantize_kernel<x(), y()>), grid_for(a.n), dim3(kThreads), 0,
+                    static_cast<cudaStream_t>(a.stream), in, a.y);
+    };
+    switch (a.y_type) {
+      case DType::kFloat16: return launch(std::integral_constant<DType, DType::kFloat16>{});
+      case DType::kBFloat16: return launch(std::integral_constant<DType, DType::kBFloat16>{});
+      default: return launch(std::integral_constant<DType, DType::kFloat32>{});
+    }
+  });
+  FP8AMP_CUDA_CHECK(cudaGetLastError());
+}
+
+void accumulate(const AccumulateArgs& a) {
+  const auto stream = static_cast<cudaStream_t>(a.stream);
+  const Scratch scratch(stream, sizeof(SumMeasure));
+  auto* measure = static_cast<SumMeasure*>(scratch.data());
+  const AccumulateParams p{make_input(a.x, a.x_scale_inv, a.n, aligned_to_16(a.x, a.sum)), a.sum,
+                           a.sum_scale_inv, measure, format_max(a.format)};
+  zero(measure, sizeof *measure, stream);
+  with_type(a.x_type, [&](auto x) {
+    with_float8(a.format, [&](auto format) {
+      using F = decltype(format);
+      FP8AMP_LAUNCH((measure_sum_kernel<x(), F>), grid_for(a.n), dim3(kThreads), 0, stream, p);
+      FP8AMP_LAUNCH((store_sum_kernel<x(), F>), grid_for(a.n), dim3(kThreads), 0, stream, p);
+    });
+  });
+  FP8AMP_LAUNCH(finish_sum_kernel, dim3(1), dim3(1), 0, stream, p, a.sum_scale_inv);
+  FP8AMP_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace fp8amp::kernels::cuda
