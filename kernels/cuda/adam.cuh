@@ -190,9 +190,8 @@ __device__ __forceinline__ std::uint32_t store_any(void* y, DType type, std::int
   }
 }
 
-__device__ inline void update_element(const AdamTensor& x, const AdamBatch& b,
-                                            const AdamWork& work, std::int64_t i,
-                                            AdamMaximum& max) {
+__device__ inline void update_element(const AdamTensor& x, const AdamBatch& b, const AdamWork& work,
+                                      std::int64_t i, AdamMaximum& max) {
   const numerics::AdamScalars& s = work.step.scalars;
   const numerics::AdamElement e =
       numerics::adam_element(s, load_element(x.p, x.p_type, i), load_element(x.g, x.g_type, i),

@@ -22,7 +22,7 @@ std::string describe(DType x, DType y, std::int64_t n) {
 struct Written {
   Data y, transposed;
   float scale_inv = 0.25f, amax = -1.0f, found_inf = 0.0f;
-  std::vector<float> history;
+  std::vector<float> history{};
 };
 
 struct Cast {
