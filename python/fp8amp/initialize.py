@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from . import optim
 from .module_filter import Names, Predicate, Selection, fp8_class, fp8_layers, logger, select, summary
 from .nn.layer import ScaledWeight, make_scaled
-from .optim.adam import check_group
+from .optim.groups import check_group, check_parameter
 from .optim.state import StatePolicy, check_state, convert_state, parse_policy
 from .policies import E4M3, FP16
 from .recipe import Recipe, check_recipe
@@ -221,6 +221,7 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
     for group in optimizer.param_groups:
         check_group("initialize: optimizer", group)
         for parameter in group["params"]:
+            check_parameter("initialize: optimizer", parameter)
             check_state("initialize: optimizer", parameter, optimizer.state.get(parameter, {}))
             if "max_exp_avg_sq" in optimizer.state.get(parameter, {}):
                 raise ValueError("initialize: optimizer holds amsgrad states, which have no low-precision form here")

@@ -1,5 +1,6 @@
 """The FP8 linear layer: values, shapes, strides, dtypes, and which GEMMs run (field reports C and D)."""
 
+import copy
 import math
 
 import fp8amp
@@ -204,6 +205,39 @@ def test_fp8_weight_is_made_once_per_version_and_never_stale(monkeypatch):  # BR
                 z.grad, w.sum(0).expand(16, 16), rtol=1e-5, atol=1e-5
             )
         m.zero_grad()
+
+
+@pytest.mark.parametrize("recipe", [fp8amp.CurrentScaling(), fp8amp.DelayedScaling(history=3)])
+@pytest.mark.parametrize("make", [lambda r: layer(16, 16, recipe=r), lambda r: Conv1D(16, 16, recipe=r)])
+def test_validating_in_inference_mode_leaves_training_alone(make, recipe, monkeypatch):
+    torch.manual_seed(0)
+    m, x = make(recipe), batch().requires_grad_()
+    twin, made, original = copy.deepcopy(m), [], _ops.quantize
+    monkeypatch.setattr(_ops, "quantize", lambda *a, **k: (made.append(a), original(*a, **k))[1])
+    m.eval()
+    with torch.inference_mode():
+        m(x)
+        m(x)
+    assert len([a for a in made if a[1] is not None]) == 1, "the copy of the weight serves a whole validation"
+    for trained in (m.train(), twin):
+        trained(x).sum().backward()
+    assert same(m.weight.grad, twin.weight.grad)
+    m.zero_grad()
+    with torch.inference_mode():
+        m(x)
+    m(x).sum().backward()
+
+
+def test_a_layer_may_run_twice_before_backward_with_delayed_scaling():
+    m = layer(16, 16, recipe=fp8amp.DelayedScaling(history=3))
+    (m(batch(1)) + m(batch(2))).sum().backward()
+    assert float(m.x_history[0]) == 2 and float(m.gradient_history[0]) == 2
+    assert torch.allclose(dense(m.weight.grad), (batch(1) + batch(2)).sum(0).expand(16, 16), rtol=0.2, atol=0.5)
+
+
+def test_layers_take_their_input_by_the_stock_name():
+    m, conv, x = layer(16, 16), Conv1D(16, 16), batch()
+    assert torch.equal(m(input=x), m(x)) and torch.equal(conv(x=x), conv(x))
 
 
 def test_conv1d_is_linear_with_a_transposed_weight():

@@ -283,6 +283,39 @@ def test_mixed_parameter_kinds_in_one_optimizer():  # BR-084
         AdamW([q]).step()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_a_dtype_that_no_step_takes_is_refused_at_once(dtype):
+    bad = nn.Parameter(torch.ones(2, dtype=dtype))
+    opt = AdamW([parameter([[1.0]])])
+    for call in (lambda: AdamW([bad]), lambda: opt.add_param_group({"params": bad})):
+        with pytest.raises(TypeError, match=str(dtype)):
+            call()
+    assert len(opt.param_groups) == 1
+    model = net()
+    model.extra = bad
+    stock = torch.optim.AdamW(model.parameters())
+    with pytest.raises(TypeError, match=str(dtype)):
+        fp8amp.initialize(model, stock)
+    assert type(stock) is torch.optim.AdamW and type(model[0]) is nn.Linear
+    bad.requires_grad_(False)  # a frozen one has no step: as the quantised weights of an adapter's base model
+    AdamW([bad, nn.Parameter(torch.ones(2, dtype=torch.int32), requires_grad=False)])
+
+
+@pytest.mark.parametrize("name,value", [("lr", math.nan), ("betas", (0.9, 2.0)), ("eps", "x"), ("lr", None)])
+def test_a_bad_group_is_found_before_any_group_changes(name, value):
+    model = fp8amp.initialize(net())
+    opt = AdamW([{"params": model[0].parameters()}, {"params": model[3].parameters()}])
+    train(model, opt, 1)
+    before = snapshot(model, opt)
+    opt.param_groups[1][name] = value
+    with pytest.raises((TypeError, ValueError), match=f"AdamW.*{name}"):
+        opt.step()
+    assert unchanged(before, model, opt) and opt.skipped_steps == 0
+    del opt.param_groups[1][name]
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        opt.step()
+
+
 def test_pickle_and_deepcopy():
     model, opt = trainer(seed=7, master_rounding="stochastic")
     train(model, opt, 3)

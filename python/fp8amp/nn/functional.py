@@ -176,8 +176,8 @@ class _ScaledLinear(torch.autograd.Function):
             x_scale_inv if need_x else None,
             wq if need_w else None,
             w_scale_inv if need_w else None,
-            gradient_history,
         )
+        ctx.gradient_history = gradient_history  # not saved: every backward writes to it, and autograd would object
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -185,11 +185,11 @@ class _ScaledLinear(torch.autograd.Function):
         none = (None,) * 10
         if dy is None:
             return none
-        xq, x_scale_inv, wq, w_scale_inv, history = ctx.saved_tensors
+        xq, x_scale_inv, wq, w_scale_inv = ctx.saved_tensors
         options: Options = ctx.options
         dx = dw = db = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            q, s = options.recipe.cast(*plain_operand(dy), E5M2, Overflow.NAN, history, options.update)
+            q, s = options.recipe.cast(*plain_operand(dy), E5M2, Overflow.NAN, ctx.gradient_history, options.update)
             if ctx.needs_input_grad[0]:
                 dx = _ops.gemm(q, s, wq, w_scale_inv, transpose_b=options.in_out, dtype=ctx.x_dtype)
             if ctx.needs_input_grad[1]:
