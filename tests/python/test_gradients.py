@@ -139,11 +139,22 @@ def test_clip_takes_one_tensor_a_generator_and_nothing():
         (dict(max_norm=math.nan), "nan"),
         (dict(max_norm="1"), "'1'"),
         (dict(max_norm=1.0, norm_type=0), "0"),
+        (dict(max_norm=1j), "max_norm.*1j"),
+        (dict(parameters=42), "parameters.*42"),
+        (dict(parameters=None), "parameters.*None"),
+        (dict(parameters=["a"]), "parameters.*'a'"),
     ],
 )
 def test_clip_names_bad_arguments(kwargs, text):
-    with pytest.raises(ValueError, match=text):
-        fp8amp.clip_grad_norm_([], **kwargs)
+    with pytest.raises((TypeError, ValueError), match=text):
+        fp8amp.clip_grad_norm_(**{"parameters": [], "max_norm": 1.0, **kwargs})
+
+
+def test_a_norm_beyond_all_numbers_clips_nothing():
+    p = nn.Parameter(torch.ones(2))
+    p.grad = torch.full((2,), 3.0)
+    fp8amp.clip_grad_norm_(p, 10**400)
+    assert float(p.grad[0]) == 3.0
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])

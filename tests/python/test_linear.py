@@ -111,6 +111,28 @@ def test_autocast_decides_the_output_dtype():  # BR-051
     )
 
 
+def test_autocast_leaves_float64_alone_as_torch_does():
+    m, stock, x = layer(16, 16), nn.Linear(16, 16).double(), batch().double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert m(x).dtype is stock(x).dtype is torch.float64
+        m.gemm = "none"
+        assert m(x).dtype is torch.float64
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+@pytest.mark.parametrize("gemm", ["fp8", "none"])
+@pytest.mark.parametrize("shape", [(2, 0), (0,), (3, 2, 0), (0, 0)])
+def test_no_input_features_give_the_bias(shape, gemm):
+    m, stock = layer(0, 5), nn.Linear(0, 5)
+    m.gemm = gemm
+    stock.bias.data = m.bias.detach()
+    x = torch.empty(shape, requires_grad=True)
+    y = m(x)
+    assert torch.equal(y, stock(x.detach()))
+    y.sum().backward()
+    assert x.grad.shape == shape and m.weight.grad.shape == (5, 0) and m.bias.grad.shape == (5,)
+
+
 def test_hand_made_scales_are_all_used():  # BR-017
     for bias in (0, 2, 3):
         m = layer(16, 16, bias=False, recipe=fp8amp.ConstantScaling(bias=bias))
@@ -301,6 +323,17 @@ def test_operand_formats(monkeypatch):  # BR-130
         (lambda m: linear(torch.ones(3, 17), torch.ones(17)), ValueError, r"2-D.*\(17,\)"),
         (lambda m: linear(torch.ones(3, 17), m.weight, recipe=fp8amp.DelayedScaling()), ValueError, "DelayedScaling"),
         (lambda m: linear(torch.ones(3, 17), m.weight, recipe="current"), TypeError, "'current'"),
+        (lambda m: linear(torch.ones(3, 17), "w"), TypeError, "weight.*str"),
+        (lambda m: linear(torch.ones(3, 17), None), TypeError, "weight.*NoneType"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17, dtype=torch.int32)), TypeError, "weight.*int32"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17, dtype=torch.bool)), TypeError, "weight.*bool"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17) * 1j), TypeError, "weight.*complex64"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17).to_sparse()), TypeError, "weight.*sparse"),
+        (lambda m: linear(torch.ones(3, 17).to_sparse(), m.weight), TypeError, "x must.*sparse"),
+        (lambda m: linear(torch.ones(3, 17).to(E4M3), m.weight), TypeError, "x must.*float8_e4m3fn"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, [1.0] * 5), TypeError, "bias.*list"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, torch.ones(5, dtype=torch.int64)), TypeError, "bias.*int64"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, torch.ones(5, device="meta")), ValueError, "bias.*meta"),
     ],
 )
 def test_bad_arguments_are_named(call, error, text):
