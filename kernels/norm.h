@@ -14,6 +14,13 @@ struct NormTensor {
   std::int64_t n;
 };
 
+// The order of the FP64 sums, the same on every backend and for any number of threads: element i of
+// a chunk of kNormChunk goes to sum i % 8, the eight are added in order; then the sums of the
+// chunks, in the order of the tensors, are added in the same way, chunk by chunk, until one is
+// left.
+inline constexpr std::int64_t kNormChunk = 4096;
+inline constexpr int kNormSums = 8;
+
 struct NormArgs {
   std::span<const NormTensor> tensors;
   float* norm;

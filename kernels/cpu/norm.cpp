@@ -12,9 +12,8 @@
 namespace fp8amp::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kChunk =
-    65536;  // elements of one FP64 sum: fixed, so that no sum depends on the number of threads
 constexpr std::int64_t kGrain = 32;  // blocks a thread is woken for
+constexpr std::int64_t kChunkGrain = 16;
 
 struct Chunk {
   std::size_t tensor;
@@ -24,9 +23,28 @@ struct Chunk {
 std::vector<Chunk> make_chunks(std::span<const NormTensor> tensors) {
   std::vector<Chunk> chunks;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    for (std::int64_t first = 0; first < tensors[i].n; first += kChunk)
-      chunks.push_back({i, first, std::min(kChunk, tensors[i].n - first)});
+    for (std::int64_t first = 0; first < tensors[i].n; first += kNormChunk)
+      chunks.push_back({i, first, std::min(kNormChunk, tensors[i].n - first)});
   return chunks;
+}
+
+double add_chunk(std::span<const double> values) {
+  double part[kNormSums] = {};
+  for (std::size_t i = 0; i < values.size(); ++i) part[i % kNormSums] += values[i];
+  double sum = 0;
+  for (double s : part) sum += s;
+  return sum;
+}
+
+double add_all(std::vector<double> sums) {
+  while (sums.size() > 1) {
+    std::vector<double> next;
+    for (std::size_t i = 0; i < sums.size(); i += kNormChunk)
+      next.push_back(add_chunk(
+          std::span(sums).subspan(i, std::min<std::size_t>(kNormChunk, sums.size() - i))));
+    sums = std::move(next);
+  }
+  return sums.empty() ? 0.0 : sums.front();
 }
 
 }  // namespace
@@ -34,20 +52,19 @@ std::vector<Chunk> make_chunks(std::span<const NormTensor> tensors) {
 void norm(const NormArgs& args) {
   const std::vector<Chunk> chunks = make_chunks(args.tensors);
   std::vector<double> sums(chunks.size());
-  parallel_for(
-      0, static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t k = begin; k < end; ++k) {
-          const Chunk& c = chunks[static_cast<std::size_t>(k)];
-          const NormTensor& t = args.tensors[c.tensor];
-          const double scale_inv = t.scale_inv ? *t.scale_inv : 1.0f;
-          sums[static_cast<std::size_t>(k)] =
-              loops().sum_of_squares(element_pointer(t.x, t.x_type, c.first), t.x_type, c.n) *
-              (scale_inv * scale_inv);
-        }
-      });
-  double sum = 0;
-  for (double s : sums) sum += s;
-  *args.norm = static_cast<float>(std::sqrt(sum));
+  parallel_for(0, static_cast<std::int64_t>(chunks.size()), kChunkGrain,
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t k = begin; k < end; ++k) {
+                   const Chunk& c = chunks[static_cast<std::size_t>(k)];
+                   const NormTensor& t = args.tensors[c.tensor];
+                   const double scale_inv = t.scale_inv ? *t.scale_inv : 1.0f;
+                   sums[static_cast<std::size_t>(k)] =
+                       loops().sum_of_squares(element_pointer(t.x, t.x_type, c.first), t.x_type,
+                                              c.n) *
+                       (scale_inv * scale_inv);
+                 }
+               });
+  *args.norm = static_cast<float>(std::sqrt(add_all(std::move(sums))));
 }
 
 void clip(const ClipArgs& args) {
