@@ -92,6 +92,12 @@ Tensor Tensor::allocate(std::vector<std::int64_t> shape, DType dtype, Device dev
   return t;
 }
 
+std::int64_t Tensor::size(std::int64_t i) const {
+  if (i < 0 || i >= dim())
+    check::fail("Tensor::size", "i", "be a dimension of " + to_string(), std::to_string(i));
+  return shape_[static_cast<std::size_t>(i)];
+}
+
 void* Tensor::mutable_data() const {
   if (read_only_) throw Error("Tensor: a read-only view cannot be written: " + to_string());
   return data_;
@@ -109,7 +115,9 @@ ScaledTensor ScaledTensor::allocate(std::vector<std::int64_t> shape, DType forma
 }
 
 Tensor allocate_history(std::int64_t history, Device device) {
-  if (history < 1) check::fail("allocate_history", "history", "be >= 1", std::to_string(history));
+  if (history < 1 || history > std::numeric_limits<std::int64_t>::max() - 2)
+    check::fail("allocate_history", "history", "be >= 1 and fit in memory",
+                std::to_string(history));
   return Tensor::allocate({history + 2}, DType::kFloat32, device);
 }
 

@@ -43,7 +43,7 @@ class FP8AMP_API Tensor {
   Device device() const { return device_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   std::int64_t dim() const { return static_cast<std::int64_t>(shape_.size()); }
-  std::int64_t size(std::int64_t i) const { return shape_.at(static_cast<std::size_t>(i)); }
+  std::int64_t size(std::int64_t i) const;  // of dimension i, from 0 to dim() - 1
   std::int64_t numel() const { return numel_; }
   std::int64_t nbytes() const { return numel_ * size_in_bytes(dtype_); }
   bool read_only() const { return read_only_; }

@@ -1,6 +1,7 @@
 // Every public function refuses bad input with one sentence that names operation, argument and the
 // value seen, and changes nothing.
 #include <cmath>
+#include <limits>
 
 #include "bad_input.h"
 
@@ -28,6 +29,13 @@ TEST(BadInput, Tensor) {
       {"read-only", "float32[4]"});
   EXPECT_EQ(Tensor::view(nullptr, DType::kFloat32, {0, 3}).numel(), 0);
   expect_error([&] { Tensor::view(nullptr, DType::kFloat32, {2}); }, {"data", "nullptr"});
+}
+
+TEST(BadInput, SizesAndHistories) {
+  for (std::int64_t i : {-1, 2, 5})
+    expect_error([&] { tensor({2, 3}).size(i); }, {"Tensor::size", "[2, 3]", std::to_string(i)});
+  for (std::int64_t n : {std::int64_t{0}, std::numeric_limits<std::int64_t>::max()})
+    expect_error([&] { allocate_history(n); }, {"allocate_history", "history", std::to_string(n)});
 }
 
 TEST(BadInput, EmptyShapesOfAnySize) {
