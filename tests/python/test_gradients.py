@@ -181,6 +181,27 @@ def test_grad_scaler(level, unscale, bad):  # BR-082
         assert relative(model[0].weight, twin[0].weight) < 1e-2
 
 
+@pytest.mark.parametrize("where", ["0.weight", "0.bias"])
+def test_grad_scaler_finds_one_bad_gradient_of_either_kind(where):
+    model, opt = trainer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(X).square().mean()).backward()
+    with torch.no_grad():
+        model.get_parameter(where).grad.view(-1)[0] = math.nan
+    scaler.unscale_(opt)
+    scaler.step(opt)
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+
+
+def test_adding_to_a_gradient_with_a_factor(model):
+    model(X).sum().backward()
+    grad = model[0].weight.grad
+    want, x = dense(grad) + 3.0 * dense(grad), dense(grad)
+    grad.add_(x, alpha=3.0)
+    assert is_fp8(grad) and relative(grad, want) < 2.0**-4
+
+
 @pytest.mark.parametrize(
     "recipe", [fp8amp.CurrentScaling(), fp8amp.DelayedScaling(history=3), fp8amp.ConstantScaling(4)]
 )

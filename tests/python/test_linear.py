@@ -262,6 +262,12 @@ def test_layers_take_their_input_by_the_stock_name():
     assert torch.equal(m(input=x), m(x)) and torch.equal(conv(x=x), conv(x))
 
 
+def test_the_fp8_weight_follows_the_recipe():
+    w, x = layer(16, 16).weight.detach(), batch()
+    for recipe in (fp8amp.CurrentScaling(), fp8amp.ConstantScaling(-9), fp8amp.CurrentScaling()):
+        assert torch.equal(linear(x, w, recipe=recipe), linear(x, w.clone(), recipe=recipe))
+
+
 def test_conv1d_is_linear_with_a_transposed_weight():
     torch.manual_seed(0)
     conv, m = Conv1D(24, 32), layer(32, 24)
