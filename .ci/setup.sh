@@ -59,7 +59,7 @@ fp8amp_setup() {
   "$host_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     die "needs Python 3.10 or newer, got $("$host_python" --version); name another: PYTHON=python3.12 bash $0"
 
-  if [ ! -x "$venv/bin/python" ]; then
+  if [ ! -x "$venv/bin/pip" ]; then  # the last that venv makes
     say "new Python environment in $venv"
     "$host_python" -m venv "$venv"
   fi

@@ -30,7 +30,7 @@ struct AdamArgs {
   Rounding p_rounding, m_rounding, v_rounding;
   std::uint64_t seed;
   const float* grad_scale;  // may be null
-  const float* found_inf;   // may be null
+  const float* found_inf;   // may be null; adam() alone
   void* stream;
 };
 
@@ -38,6 +38,9 @@ struct AdamArgs {
 // numerics::random_key.
 inline constexpr std::uint32_t kMomentStream = 0, kSecondMomentStream = 1, kMasterStream = 2;
 
+// grad_amax: amax[3] of every tensor, and *found_inf = 1 if any of their gradients, times
+// grad_scale, is non-finite, else 0. adam: one step, unless *found_inf is not 0 or any amax[3] *
+// |grad_scale| is non-finite.
 namespace cpu {
 void grad_amax(const AdamArgs& args, float* found_inf);
 void adam(const AdamArgs& args);

@@ -1,6 +1,8 @@
 // What a step knows of one tensor before its pass over the elements, and what it leaves behind:
 // shared by the backends.
 #pragma once
+#include <cfloat>
+
 #include "kernels/adam.h"
 
 namespace fp8amp::kernels {
@@ -47,14 +49,22 @@ FP8AMP_HD StorageScale next_master_scale(DType type, const float* scale_inv, flo
                            : StorageScale{scale, inverse_scale(scale)};
 }
 
-// `x.amax[3]` is the maximum of the dequantised gradient, before `grad_scale`.
+// `x.amax[3]` is the maximum of the dequantised gradient, before `grad_scale` (null: 1). Where this
+// is false for any tensor, the step of every one is skipped.
+FP8AMP_HD bool gradient_is_finite(const AdamTensor& x, const float* grad_scale) {
+  return numerics::is_finite(x.amax[3] * (grad_scale ? std::fabs(*grad_scale) : 1.0f));
+}
+
 FP8AMP_HD AdamStep prepare_adam_step(const AdamTensor& x,
                                      const numerics::AdamHyperparameters& hyper, float grad_scale) {
   using namespace numerics;
   AdamStep step{};
   step.t = std::uint32_t(*x.step) + 1;
   const float amax_g = x.amax[3] * std::fabs(grad_scale), limit = gradient_limit(amax_g);
-  const float multiplier = (x.g_scale_inv ? *x.g_scale_inv : 1.0f) * grad_scale * limit;
+  // In FP64, for a product of the three may overflow FP32 where the gradients themselves do not;
+  // clamped for gradients that are all 0.
+  const double product = double(x.g_scale_inv ? *x.g_scale_inv : 1.0f) * grad_scale * limit;
+  const float multiplier = float(std::fmax(-double(FLT_MAX), std::fmin(product, double(FLT_MAX))));
   const AdamBounds bounds =
       adam_bounds(hyper, step.t, x.amax[0], x.amax[1], x.amax[2], amax_g * limit);
   step.scalars = adam_scalars(hyper, step.t, multiplier,

@@ -28,7 +28,7 @@ struct NormArgs {
 };
 
 // Every tensor *= min(1, max_norm / (*norm + 1e-6)): scale_inv where there is one, else the values.
-// Nothing changes where norm is not finite.
+// Nothing changes where norm is NaN; where it is Inf, the factor is 0.
 struct ClipArgs {
   std::span<const NormTensor> tensors;
   const float* norm;

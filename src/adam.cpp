@@ -1,7 +1,10 @@
 // Adam: check once, pick the device.
 #include "fp8amp/adam.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <vector>
 
 #include "fp8amp/quantize.h"
 #include "kernels/adam.h"
@@ -10,31 +13,50 @@
 namespace fp8amp {
 namespace {
 
-void check_parameter(const char* op, const AdamParameter& p, Device device) {
-  check::scaled(op, "grad", p.grad,
+void check_gradient(const char* op, const ScaledTensor& grad, Device device) {
+  check::scaled(op, "grad", grad,
                 {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kE4M3, DType::kE5M2});
-  check::device(op, "grad", p.grad.payload(), device);
+  check::device(op, "grad", grad.payload(), device);
+}
+
+void check_parameter(const char* op, const AdamParameter& p, Device device) {
+  check_gradient(op, p.grad, device);
   check::dtype(op, "amax", p.amax, {DType::kFloat32});
   check::shape(op, "amax", p.amax, {4});
   check::device(op, "amax", p.amax, device);
 }
 
+// float32 as it is, anything else with a scale_inv that has a reciprocal.
+void check_state(const char* op, const char* argument, const ScaledTensor& t,
+                 std::initializer_list<DType> allowed) {
+  check::scaled(op, argument, t, allowed);
+  if (t.scaled() == (t.dtype() == DType::kFloat32))
+    check::fail(op, argument, t.scaled() ? "have no scale_inv" : "have a scale_inv",
+                std::string(t.scaled() ? "a scaled " : "a plain ") + name(t.dtype()) + " tensor");
+  if (t.scaled())
+    check::scale(op, (std::string(argument) + ".scale_inv").c_str(), t.scale_inv(), t.device());
+}
+
+// FP32 counts to 2^24. Read on the CPU alone, as scales are.
+void check_step_count(const char* op, const Tensor& step, Device device) {
+  check::scalar(op, "step", step, device);
+  if (device.type != DeviceType::kCpu) return;
+  const float t = *step.data_as<float>();
+  if (!(t >= 0 && t < 0x1p24f)) check::fail(op, "step", "be >= 0 and < 2^24", std::to_string(t));
+}
+
 void check_states(const char* op, const AdamParameter& p, Level level, Device device) {
-  check::scaled(op, "param", p.param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
-  check::scaled(op, "exp_avg", p.exp_avg, {DType::kFloat32, DType::kE4M3});
-  check::scaled(op, "exp_avg_sq", p.exp_avg_sq,
-                {DType::kFloat32, DType::kFloat16, DType::kE4M3, DType::kE5M2});
+  check_state(op, "param", p.param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
+  check_state(op, "exp_avg", p.exp_avg, {DType::kFloat32, DType::kE4M3});
+  check_state(op, "exp_avg_sq", p.exp_avg_sq,
+              {DType::kFloat32, DType::kFloat16, DType::kE4M3, DType::kE5M2});
   const std::pair<const char*, const ScaledTensor*> all[] = {
       {"grad", &p.grad}, {"exp_avg", &p.exp_avg}, {"exp_avg_sq", &p.exp_avg_sq}};
   for (const auto& [name, t] : all) {
     check::shape(op, name, t->payload(), p.param.shape());
     check::device(op, name, t->payload(), device);
   }
-  check::scalar(op, "step", p.step, device);
-  for (const ScaledTensor* t : {&p.param, &p.exp_avg_sq})
-    if (t->dtype() == DType::kFloat16 && !t->scaled())
-      check::fail(op, t == &p.param ? "param" : "exp_avg_sq", "have a scale_inv",
-                  "a plain float16 tensor");
+  check_step_count(op, p.step, device);
   if (level == Level::kAny || !p.param.scaled()) return;
   const bool o2 = level == Level::kO2;
   check::dtype(op, "param", p.param.payload(), {DType::kFloat16});
@@ -51,6 +73,43 @@ void check_hyperparameters(const char* op, const AdamOptions& o) {
     const double b = o.betas[static_cast<std::size_t>(i)];
     if (!(b >= 0 && b < 1))
       check::fail(op, "betas[" + std::to_string(i) + "]", "be in [0, 1)", std::to_string(b));
+  }
+}
+
+// Parameters and states lie apart from each other and from the gradients, over the whole list.
+void check_overlap(const char* op, std::span<const AdamParameter> parameters) {
+  struct Memory {
+    const char *begin, *end, *argument;
+    std::size_t index;
+    bool written;
+  };
+  std::vector<Memory> all;
+  all.reserve(4 * parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto add = [&](const char* argument, const ScaledTensor& t, bool written) {
+      const auto* begin = t.payload().data_as<char>();
+      if (t.numel() != 0)
+        all.push_back({begin, begin + t.payload().nbytes(), argument, i, written});
+    };
+    const AdamParameter& p = parameters[i];
+    add("param", p.param, true);
+    add("grad", p.grad, false);
+    add("exp_avg", p.exp_avg, true);
+    add("exp_avg_sq", p.exp_avg_sq, true);
+  }
+  std::sort(all.begin(), all.end(),
+            [](const Memory& a, const Memory& b) { return std::less<>()(a.begin, b.begin); });
+  const auto text = [](const Memory& m) {
+    return std::string(m.argument) + " of parameter " + std::to_string(m.index);
+  };
+  // those that reach furthest so far: of all, and of what is written
+  const Memory *furthest = nullptr, *furthest_written = nullptr;
+  for (const Memory& m : all) {
+    const Memory* other = m.written ? furthest : furthest_written;
+    if (other && m.begin < other->end)
+      check::fail(op, text(m), "not overlap " + text(*other), "the same memory");
+    if (!furthest || m.end > furthest->end) furthest = &m;
+    if (m.written) furthest_written = &m;
   }
 }
 
@@ -89,6 +148,51 @@ std::vector<kernels::AdamTensor> make_tensors(std::span<const AdamParameter> par
   return tensors;
 }
 
+// Everything that a step reads or writes; returns its device (without parameters that of
+// found_inf).
+Device check_step(const char* op, std::span<const AdamParameter> parameters, const AdamOptions& o) {
+  check_hyperparameters(op, o);
+  const Device device = !parameters.empty()     ? parameters.front().param.device()
+                        : o.found_inf.defined() ? o.found_inf.device()
+                                                : kCpu;
+  for (const AdamParameter& p : parameters) {
+    check_parameter(op, p, device);
+    check_states(op, p, o.level, device);
+  }
+  if (o.grad_scale.defined()) check::scalar(op, "grad_scale", o.grad_scale, device);
+  if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, device);
+  check_overlap(op, parameters);
+  return device;
+}
+
+kernels::AdamArgs make_args(std::span<const kernels::AdamTensor> tensors, const AdamOptions& o) {
+  kernels::AdamArgs args{};
+  args.tensors = tensors;
+  args.hyper = {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.decay, o.maximize};
+  args.p_rounding = o.master_rounding;
+  args.m_rounding = o.moment_rounding;
+  args.v_rounding = o.second_moment_rounding;
+  args.seed = o.seed;
+  args.grad_scale = check::pointer(o.grad_scale);
+  args.found_inf = check::pointer(o.found_inf);
+  args.stream = o.stream;
+  return args;
+}
+
+void launch_grad_amax(const kernels::AdamArgs& args, float* found_inf, Device device) {
+  switch (device.type) {
+    case DeviceType::kCpu: return kernels::cpu::grad_amax(args, found_inf);
+    case DeviceType::kCuda: return kernels::cuda::grad_amax(args, found_inf);
+  }
+}
+
+void launch_adam(const kernels::AdamArgs& args, Device device) {
+  switch (device.type) {
+    case DeviceType::kCpu: return kernels::cpu::adam(args);
+    case DeviceType::kCuda: return kernels::cuda::adam(args);
+  }
+}
+
 }  // namespace
 
 void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_inf, void* stream) {
@@ -101,53 +205,37 @@ void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_in
   kernels::AdamArgs args{};
   args.tensors = tensors;
   args.stream = stream;
-  switch (device.type) {
-    case DeviceType::kCpu: return kernels::cpu::grad_amax(args, found_inf.mutable_data_as<float>());
-    case DeviceType::kCuda:
-      return kernels::cuda::grad_amax(args, found_inf.mutable_data_as<float>());
-  }
+  launch_grad_amax(args, found_inf.mutable_data_as<float>(), device);
 }
 
 void adam_update(std::span<const AdamParameter> parameters, const AdamOptions& o) {
-  const char* op = "adam_update";
-  check_hyperparameters(op, o);
+  const Device device = check_step("adam_update", parameters, o);
   if (parameters.empty()) return;
-  const Device device = parameters.front().param.device();
-  for (const AdamParameter& p : parameters) {
-    check_parameter(op, p, device);
-    check_states(op, p, o.level, device);
-  }
-  if (o.grad_scale.defined()) check::scalar(op, "grad_scale", o.grad_scale, device);
-  if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, device);
   const auto tensors = make_tensors(parameters, true);
-  kernels::AdamArgs args{};
-  args.tensors = tensors;
-  args.hyper = {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.decay, o.maximize};
-  args.p_rounding = o.master_rounding;
-  args.m_rounding = o.moment_rounding;
-  args.v_rounding = o.second_moment_rounding;
-  args.seed = o.seed;
-  args.grad_scale = check::pointer(o.grad_scale);
-  args.found_inf = check::pointer(o.found_inf);
-  args.stream = o.stream;
-  switch (device.type) {
-    case DeviceType::kCpu: return kernels::cpu::adam(args);
-    case DeviceType::kCuda: return kernels::cuda::adam(args);
-  }
+  launch_adam(make_args(tensors, o), device);
 }
 
 void adam_step(std::span<const AdamParameter> parameters, AdamOptions options) {
-  if (parameters.empty()) return;
-  if (!options.found_inf.defined())
-    options.found_inf = Tensor::allocate({}, DType::kFloat32, parameters.front().param.device());
-  grad_amax(parameters, options.found_inf, options.stream);
-  adam_update(parameters, options);
+  const char* op = "adam_step";
+  const Device device = check_step(op, parameters, options);
+  if (!options.found_inf.defined()) {
+    if (parameters.empty()) return;
+    if (device.type == DeviceType::kCpu) options.found_inf = Tensor::allocate({}, DType::kFloat32);
+    check::defined(op, "found_inf", options.found_inf);
+  }
+  float* found_inf = options.found_inf.mutable_data_as<float>();
+  const auto tensors = make_tensors(parameters, true);
+  const kernels::AdamArgs args = make_args(tensors, options);
+  launch_grad_amax(args, found_inf, device);
+  launch_adam(args, device);
 }
 
 AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad, Level level,
                                   std::uint32_t id) {
   const char* op = "make_adam_parameter";
-  check::scaled(op, "param", param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
+  check_state(op, "param", param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
+  check_gradient(op, grad, param.device());
+  check::shape(op, "grad", grad.payload(), param.shape());
   const bool low = level == Level::kO2 && param.scaled();
   const auto state = [&](DType format) {
     return low ? ScaledTensor::allocate(param.shape(), format, param.device())

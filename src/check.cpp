@@ -16,6 +16,11 @@ std::string to_string(const std::vector<std::int64_t>& shape) {
   return s + "]";
 }
 
+std::string to_string(Device device) {
+  if (device == kCpu) return "cpu";
+  return (device.type == DeviceType::kCpu ? "cpu:" : "cuda:") + std::to_string(device.index);
+}
+
 void defined(const char* op, const char* argument, const Tensor& t) {
   if (!t.defined()) fail(op, argument, "be a tensor", "an undefined one");
 }
@@ -46,10 +51,7 @@ void dim(const char* op, const char* argument, const Tensor& t, std::int64_t wan
 
 void device(const char* op, const char* argument, const Tensor& t, Device wanted) {
   defined(op, argument, t);
-  const auto text = [](Device d) {
-    return d.type == DeviceType::kCpu ? std::string("cpu") : "cuda:" + std::to_string(d.index);
-  };
-  if (t.device() != wanted) fail(op, argument, "be on " + text(wanted), text(t.device()));
+  if (t.device() != wanted) fail(op, argument, "be on " + to_string(wanted), to_string(t.device()));
 }
 
 void scalar(const char* op, const char* argument, const Tensor& t, Device wanted) {
@@ -83,7 +85,7 @@ void finite(const char* op, const char* argument, double value) {
 void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name,
                 const Tensor& b) {
   const auto *p = static_cast<const char*>(a.data()), *q = static_cast<const char*>(b.data());
-  if (p < q + b.nbytes() && q < p + a.nbytes())
+  if (a.nbytes() && b.nbytes() && p < q + b.nbytes() && q < p + a.nbytes())
     fail(op, a_name, std::string("not overlap ") + b_name, "the same memory");
 }
 

@@ -29,10 +29,12 @@ void scale(const char* op, const char* argument, const Tensor& t, Device device)
 void scaled(const char* op, const char* argument, const ScaledTensor& t,
             std::initializer_list<DType> allowed);
 void finite(const char* op, const char* argument, double value);
+// An empty tensor overlaps nothing.
 void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name,
                 const Tensor& b);
 
 std::string to_string(const std::vector<std::int64_t>& shape);
+std::string to_string(Device device);  // "cpu", "cuda:1"
 
 // Pointer of an optional scalar: null if undefined.
 inline const float* pointer(const Tensor& t) { return t.defined() ? t.data_as<float>() : nullptr; }

@@ -28,6 +28,7 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
     check::dtype(op, "bias", *o.bias, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
     check::shape(op, "bias", *o.bias, {n});
     check::device(op, "bias", *o.bias, a.device());
+    check::no_overlap(op, "out", out, "bias", *o.bias);
   }
   kernels::GemmArgs args{};
   args.a = a.payload().data_as<std::uint8_t>();

@@ -2,11 +2,14 @@
 // too.
 #include "fp8amp/parallel.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -17,16 +20,20 @@ namespace {
 
 class ThreadPool {
  public:
+  explicit ThreadPool(int n) : size_(n) {}
+
   int size() const { return size_.load(std::memory_order_relaxed); }
 
   void resize(int n) {
+    if (inside_)
+      throw Error("set_num_threads: must be called outside parallel_for, got a call inside");
     std::lock_guard serial(job_mutex_);
     stop_and_join();
     size_.store(n, std::memory_order_relaxed);
   }
 
   void run(std::int64_t begin, std::int64_t end, std::int64_t grain, const RangeFunction& body) {
-    const std::int64_t n = end - begin, most = (n + grain - 1) / grain;
+    const std::int64_t most = (end - begin - 1) / grain + 1;
     const std::int64_t parts = std::min<std::int64_t>(size(), most);
     // A nested call, or one while another thread's job is running, works alone: no deadlock, same
     // result.
@@ -60,9 +67,10 @@ class ThreadPool {
 
   void work(Job& job) {
     inside_ = true;
-    const std::int64_t n = job.end - job.begin;
+    const std::int64_t n = job.end - job.begin, least = n / job.parts, longer = n % job.parts;
+    const auto start = [&](std::int64_t i) { return job.begin + least * i + std::min(i, longer); };
     for (std::int64_t i; (i = job.next.fetch_add(1)) < job.parts;) try {
-        (*job.body)(job.begin + n * i / job.parts, job.begin + n * (i + 1) / job.parts);
+        (*job.body)(start(i), start(i + 1));
       } catch (...) {
         std::lock_guard lock(mutex_);
         if (!job.error) job.error = std::current_exception();
@@ -71,21 +79,24 @@ class ThreadPool {
   }
 
   void start_workers() {  // under job_mutex_
-    while (static_cast<int>(threads_.size()) < size() - 1)
-      threads_.emplace_back([this, seen = generation_]() mutable {
-        std::unique_lock lock(mutex_);
-        for (;;) {
-          wake_.wait(lock, [&] { return stop_ || (job_ && generation_ != seen); });
-          if (stop_) return;
-          seen = generation_;
-          Job& job = *job_;
-          ++job.workers;
-          lock.unlock();
-          work(job);
-          lock.lock();
-          if (--job.workers == 0) done_.notify_all();
-        }
-      });
+    while (static_cast<int>(threads_.size()) < size() - 1) try {
+        threads_.emplace_back([this, seen = generation_]() mutable {
+          std::unique_lock lock(mutex_);
+          for (;;) {
+            wake_.wait(lock, [&] { return stop_ || (job_ && generation_ != seen); });
+            if (stop_) return;
+            seen = generation_;
+            Job& job = *job_;
+            ++job.workers;
+            lock.unlock();
+            work(job);
+            lock.lock();
+            if (--job.workers == 0) done_.notify_all();
+          }
+        });
+      } catch (const std::system_error&) {
+        return;  // as many as the machine gives: the caller does what they do not
+      }
   }
 
   void stop_and_join() {  // under job_mutex_
@@ -99,7 +110,7 @@ class ThreadPool {
     stop_ = false;
   }
 
-  std::atomic<int> size_{std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
+  std::atomic<int> size_;
   std::mutex job_mutex_;  // one job at a time
   std::mutex mutex_;      // guards all below
   std::condition_variable wake_, done_;
@@ -112,11 +123,14 @@ class ThreadPool {
 
 thread_local bool ThreadPool::inside_ = false;
 
-// Never destroyed: a forked child has the object but not its threads, and could not join them at
-// exit.
+// Never destroyed: a forked child has the object but not its threads, and perhaps a mutex that one
+// of them held. It gets a pool of its own.
 ThreadPool& pool() {
-  static ThreadPool& pool = *new ThreadPool;
-  return pool;
+  static std::atomic<ThreadPool*> pool = [] {
+    pthread_atfork(nullptr, nullptr, [] { pool = new ThreadPool(pool.load()->size()); });
+    return new ThreadPool(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  }();
+  return *pool;
 }
 
 ParallelFor& executor() {

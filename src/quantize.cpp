@@ -23,13 +23,16 @@ void check_output(const char* op, const ScaledTensor& x, const ScaledTensor& out
   check::no_overlap(op, "out", out.payload(), "x", x.payload());
 }
 
-kernels::ScaleSource check_scale_source(const char* op, const QuantizeOptions& o, Device device) {
+kernels::ScaleSource check_scale_source(const char* op, const ScaledTensor& out,
+                                        const QuantizeOptions& o) {
+  const Device device = out.device();
   if (o.margin < -64 || o.margin > 64)
     check::fail(op, "margin", "be between -64 and 64", std::to_string(o.margin));
   if (int(o.scale.defined()) + int(o.history.defined()) + int(o.keep_scale) > 1)
     check::fail(op, "options", "name at most one of scale, history and keep_scale",
                 "more than one");
   if (o.scale.defined()) check::scale(op, "scale", o.scale, device);
+  if (o.keep_scale) check::scale(op, "out.scale_inv", out.scale_inv(), device);
   if (o.amax.defined()) check::scalar(op, "amax", o.amax, device);
   if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, device);
   if (o.history.defined()) {
@@ -82,7 +85,7 @@ void dispatch(const kernels::QuantizeArgs& args, Device device) {
 
 void quantize(const ScaledTensor& x, const ScaledTensor& out, const QuantizeOptions& options) {
   check_output("quantize", x, out, kFormats);
-  const auto source = check_scale_source("quantize", options, x.device());
+  const auto source = check_scale_source("quantize", out, options);
   dispatch(make_args(x, out, options, source), x.device());
 }
 
@@ -98,8 +101,7 @@ void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Te
   check::no_overlap(op, "transposed", transposed, "x", x.payload());
   if (options.rounding != Rounding::kNearest)
     check::fail(op, "rounding", "be nearest", "stochastic");
-  kernels::QuantizeArgs args =
-      make_args(x, out, options, check_scale_source(op, options, x.device()));
+  kernels::QuantizeArgs args = make_args(x, out, options, check_scale_source(op, out, options));
   args.transposed = transposed.mutable_data_as<std::uint8_t>();
   args.rows = x.shape()[0];
   args.cols = x.shape()[1];
@@ -123,6 +125,7 @@ void dequantize(const ScaledTensor& x, const Tensor& out, void* stream) {
 
 void amax(const ScaledTensor& x, const Tensor& out, void* stream) {
   check::dtype("amax", "x", x.payload(), kAny);
+  if (x.scaled()) check::scalar("amax", "x.scale_inv", x.scale_inv(), x.device());
   check::scalar("amax", "out", out, x.device());
   const kernels::AmaxArgs args{
       x.payload().data(),           x.dtype(), x.numel(), check::pointer(x.scale_inv()),

@@ -1,6 +1,7 @@
 // Tensor, ScaledTensor and dtypes.
 #include "fp8amp/tensor.h"
 
+#include <algorithm>
 #include <cfloat>
 #include <cstdlib>
 #include <cstring>
@@ -38,10 +39,12 @@ const char* name(DType dtype) {
 namespace {
 
 std::int64_t count(const std::vector<std::int64_t>& shape) {
+  for (std::int64_t s : shape)
+    if (s < 0) check::fail("Tensor", "shape", "have no negative size", check::to_string(shape));
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   std::int64_t n = 1;
   for (std::int64_t s : shape) {
-    if (s < 0) check::fail("Tensor", "shape", "have no negative size", check::to_string(shape));
-    if (s != 0 && n > std::numeric_limits<std::int64_t>::max() / 8 / s)
+    if (n > std::numeric_limits<std::int64_t>::max() / 8 / s)
       check::fail("Tensor", "shape", "fit in memory", check::to_string(shape));
     n *= s;
   }
@@ -89,6 +92,12 @@ Tensor Tensor::allocate(std::vector<std::int64_t> shape, DType dtype, Device dev
   return t;
 }
 
+std::int64_t Tensor::size(std::int64_t i) const {
+  if (i < 0 || i >= dim())
+    check::fail("Tensor::size", "i", "be a dimension of " + to_string(), std::to_string(i));
+  return shape_[static_cast<std::size_t>(i)];
+}
+
 void* Tensor::mutable_data() const {
   if (read_only_) throw Error("Tensor: a read-only view cannot be written: " + to_string());
   return data_;
@@ -96,8 +105,7 @@ void* Tensor::mutable_data() const {
 
 std::string Tensor::to_string() const {
   if (!defined_) return "undefined";
-  return std::string(name(dtype_)) + check::to_string(shape_) +
-         (device_.type == DeviceType::kCpu ? " on cpu" : " on cuda");
+  return std::string(name(dtype_)) + check::to_string(shape_) + " on " + check::to_string(device_);
 }
 
 ScaledTensor ScaledTensor::allocate(std::vector<std::int64_t> shape, DType format, Device device) {
@@ -107,7 +115,9 @@ ScaledTensor ScaledTensor::allocate(std::vector<std::int64_t> shape, DType forma
 }
 
 Tensor allocate_history(std::int64_t history, Device device) {
-  if (history < 1) check::fail("allocate_history", "history", "be >= 1", std::to_string(history));
+  if (history < 1 || history > std::numeric_limits<std::int64_t>::max() - 2)
+    check::fail("allocate_history", "history", "be >= 1 and fit in memory",
+                std::to_string(history));
   return Tensor::allocate({history + 2}, DType::kFloat32, device);
 }
 

@@ -109,22 +109,31 @@ def python_documents() -> Iterator[tuple[str, str]]:
         yield f"topic {name}", text
 
 
+def utf8_text(file: Path) -> str | None:
+    """The content of a file, None where it is not text."""
+    content = file.read_bytes()
+    try:
+        return None if b"\0" in content else content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
 def text_documents(paths: list[Path]) -> Iterator[tuple[str, str]]:
     """(name, text) of the files given, and of every UTF-8 text file below the directories given."""
     for path in paths:
         if path.is_file():
-            yield path.name, path.read_text(encoding="utf-8", errors="replace")
+            text = utf8_text(path)
+            if text is None:
+                raise DataError(f"--data: {path} is not UTF-8 text")
+            yield path.name, text
             continue
         for file in path.rglob("*"):
             name = file.relative_to(path)
             if not file.is_file() or any(part.startswith(".") for part in name.parts):
                 continue
-            content = file.read_bytes()
-            try:
-                if b"\0" not in content:
-                    yield name.as_posix(), content.decode("utf-8")
-            except UnicodeDecodeError:
-                continue  # not text
+            text = utf8_text(file)
+            if text is not None:
+                yield name.as_posix(), text
 
 
 def join_documents(documents: Iterable[tuple[str, str]]) -> str:
@@ -168,13 +177,23 @@ def load(
     """Read the data, keep the last val_fraction of it for validation, and tokenize both parts.
 
     tokenizer is "byte" or "bpe", and a trained BPE is kept in the directory cache. token_dtype is that of a
-    .bin file. Both parts must be longer than block_size.
+    .bin file. Both parts must be longer than block_size. DataError: the data cannot be used, or an option would
+    have no effect on it.
     """
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise DataError(f"--data: there is no file or directory {missing[0]}")
-    if paths and paths[0].suffix in (".npy", ".bin"):
-        data = _load_prepared(paths, vocab_size, token_dtype, val_fraction)
+    prepared = [path for path in paths if path.suffix in (".npy", ".bin") and path.is_file()]
+    if prepared and len(paths) > 1:
+        raise DataError(f"--data: the token file {prepared[0]} must come alone, got {len(paths)} paths")
+    if prepared and tokenizer != "byte":
+        raise DataError(f"--tokenizer {tokenizer} is for text, {prepared[0]} holds tokens")
+    if not prepared and tokenizer == "byte" and vocab_size is not None:
+        raise DataError(f"--vocab-size {vocab_size} is for --tokenizer bpe or a token file; bytes have 256")
+    if token_dtype != "uint16" and [path.suffix for path in prepared] != [".bin"]:
+        raise DataError(f"--token-dtype {token_dtype} is for a .bin file")
+    if prepared:
+        data = _load_prepared(prepared[0], vocab_size, token_dtype, val_fraction)
     else:
         data = _load_text(paths, tokenizer, vocab_size, cache, val_fraction)
     if min(len(data.train), len(data.val)) <= block_size:
@@ -197,14 +216,15 @@ def _load_text(paths: list[Path], tokenizer: str, vocab_size: int | None, cache:
     return Data(train, val, reader.vocab_size, reader, bytes_per_token, fingerprint(train, val))
 
 
-def _load_prepared(paths: list[Path], vocab_size: int | None, token_dtype: str, val_fraction: float) -> Data:
-    if len(paths) > 1:
-        raise DataError(f"--data: a file of prepared tokens comes alone, got {len(paths)} paths")
-    path = paths[0]
-    if path.suffix == ".npy":
-        tokens = np.load(path, mmap_mode="r")
-    else:
-        tokens = np.memmap(path, dtype=token_dtype, mode="r")
+def _load_prepared(path: Path, vocab_size: int | None, token_dtype: str, val_fraction: float) -> Data:
+    tokens: np.ndarray
+    try:
+        if path.suffix == ".npy":
+            tokens = np.lib.format.open_memmap(path, mode="r")
+        else:
+            tokens = np.memmap(path, dtype=token_dtype, mode="r")
+    except Exception as error:  # numpy has many for a damaged file
+        raise DataError(f"--data: {path} cannot be read as tokens: {error}") from None
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
         found = f"{tokens.ndim}-D {tokens.dtype}"
         raise DataError(f"--data: {path} must be a 1-D array of uint16 or uint32, got {found}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +18,10 @@ O_LEVELS = ("O1", "O2")
 PRECISIONS = ("fp32", "bf16", *O_LEVELS)
 
 
+class Refused(Exception):
+    """The run cannot be done as asked; the text says why in one line."""
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
 
@@ -24,18 +29,26 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
-def whole(text: str) -> int:
-    """A whole number, 0 included."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
+def whole(text: str, low: int = 0, high: int = 2**31 - 1) -> int:
+    """A whole number from low to high."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
+        raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, got {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
+    return whole(text, low=1)
+
+
+def thread_count(text: str) -> int:
+    """At most 1024, which no CPU has use for."""
+    return whole(text, low=1, high=1024)
+
+
+def seed(text: str) -> int:
+    """What every generator takes."""
+    return whole(text, high=2**63 - 1)
 
 
 def real(text: str) -> float:
@@ -77,15 +90,15 @@ def parser(description: str | None) -> Parser:
     add("--warmup", type=whole, metavar="N", help="steps (default: a twentieth of --steps)")
     add("--weight-decay", type=real, default=0.1, metavar="X")
     add("--clip", type=real, default=1.0, metavar="NORM", help="largest gradient norm, 0 for none")
-    add("--seed", type=whole, default=0, metavar="N", help="of weights, batches and stochastic rounding")
+    add("--seed", type=seed, default=0, metavar="N", help="of weights, batches and stochastic rounding")
     add = p.add_argument_group("machine").add_argument
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto")
-    add("--threads", type=positive, metavar="N", help="of the CPU (default: torch's choice)")
+    add("--threads", type=thread_count, metavar="N", help="of the CPU (default: torch's choice)")
     add("--compile", action="store_true", help="torch.compile the model")
     add = p.add_argument_group("output").add_argument
     add("--out", type=Path, default=Path("out/gpt"), metavar="DIR")
     add("--resume", action="store_true", help="go on exactly from the checkpoint in --out, if there is one")
-    add("--overwrite", action="store_true", help="start again although --out holds an unfinished run")
+    add("--overwrite", action="store_true", help="start again although --out holds a run: it is deleted")
     add("--checkpoint-every", type=whole, default=200, metavar="N", help="steps; 0: at the end and on Ctrl-C")
     add("--stop-at", type=positive, metavar="STEP", help="stop there with a checkpoint, as on Ctrl-C")
     add("--eval-every", type=positive, default=100, metavar="N", help="steps between validation losses")
@@ -97,30 +110,41 @@ def parser(description: str | None) -> Parser:
 # fmt: on
 
 
+def check_writable(folder: Path) -> None:
+    """Raise OSError where the folder could not be made and written to. Makes nothing."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    tempfile.TemporaryFile(dir=nearest).close()
+
+
 def parse(p: Parser, argv: list[str] | None) -> Namespace:
     """Parse, fill in the defaults that depend on other options, and refuse what cannot work."""
     a = p.parse_args(argv)
     if a.device == "auto":
         a.device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = a.device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        p.error(f"argument --device: must be cpu, cuda or auto, got {a.device!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        p.error("argument --device: torch finds no CUDA device")
+    try:
+        device = torch.device(a.device)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        p.error(f"argument --device: must be cpu, cuda, cuda:N or auto, got {a.device!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        p.error(f"argument --device: torch finds {torch.cuda.device_count()} CUDA devices, got {a.device!r}")
     if not 0 < a.val_fraction < 1:
         p.error(f"argument --val-fraction: must be between 0 and 1, got {a.val_fraction}")
     a.min_lr = a.lr / 10 if a.min_lr is None else a.min_lr
     if a.min_lr > a.lr:
         p.error(f"argument --min-lr: must be at most --lr {a.lr}, got {a.min_lr}")
     a.warmup = max(1, a.steps // 20) if a.warmup is None else a.warmup
-    if a.out.exists() and not a.out.is_dir():
-        p.error(f"argument --out: {a.out} is not a directory")
+    try:
+        check_writable(a.out)
+    except OSError as error:
+        p.error(f"argument --out: cannot write to {a.out}: {error.strerror}")
     if a.tensorboard and importlib.util.find_spec("tensorboard") is None:
         p.error("argument --tensorboard: needs the package tensorboard: pip install tensorboard")
     if a.compare:
         return a  # each run of the comparison settles its own --activations
     if a.precision in O_LEVELS:
-        a.activations = a.activations or ("bf16" if kind == "cuda" else "fp32")
+        a.activations = a.activations or ("bf16" if device.type == "cuda" else "fp32")
     elif a.activations is not None:
         p.error(f"argument --activations: is for {' and '.join(O_LEVELS)}, --precision is {a.precision}")
     else:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from options import Refused
+
 Row = dict[str, Any]
 
 
@@ -23,8 +25,9 @@ class Metrics:
     def __init__(self, out: Path, keep_until: int, tensorboard: bool) -> None:
         """Take over the rows of an earlier part of the run up to step keep_until, and drop later ones."""
         self.rows: list[Row] = [row for row in read_metrics(out) if row["step"] <= keep_until]
-        self._file = (out / "metrics.jsonl").open("w", buffering=1)
-        self._file.writelines(json.dumps(row) + "\n" for row in self.rows)
+        file = out / "metrics.jsonl"
+        write_at_once(file, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self._file = file.open("a", buffering=1)
         self._writer: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -78,16 +81,30 @@ class Progress:
 
 
 def read_metrics(out: Path) -> list[Row]:
-    """The rows of out/metrics.jsonl, none where there is no such file."""
+    """The rows of out/metrics.jsonl, none where there is no such file. A last line without its end is dropped."""
     file = out / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    content = file.read_bytes() if file.exists() else b""
+    rows = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not (isinstance(row, dict) and isinstance(row.get("step"), int)):
+            raise Refused(f"{file} is damaged: line {number} is not a row of numbers; --overwrite starts again")
+        rows.append(row)
+    return rows
+
+
+def write_at_once(file: Path, content: str) -> None:
+    """Write the whole file, or leave the one that is there."""
+    part = file.with_suffix(".part")
+    part.write_text(content)
+    os.replace(part, file)
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write at once or not at all."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(part, file)
+    write_at_once(file, json.dumps(content, indent=2) + "\n")
 
 
 def smooth(values: list[float], weight: float = 0.9) -> list[float]:

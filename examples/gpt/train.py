@@ -26,10 +26,12 @@ import torch
 
 import report
 from data import DataError, load
-from options import O_LEVELS, parse, parser
-from trainer import Interrupted, Refused, Signals, Trainer, import_fp8amp, model_size
+from options import O_LEVELS, Refused, parse, parser
+from trainer import Interrupted, Signals, Trainer, import_fp8amp, model_size
 
+DIVERGED = 3  # the exit status of a run whose loss became infinite
 OUTPUTS = ("checkpoint.pt", "loss.png", "memory.txt", "metrics.jsonl", "sample.txt", "summary.json")
+COMPARISON_OUTPUTS = ("comparison.txt", "loss.png", "summary.json")
 
 
 def memory(trainer: Trainer) -> tuple[str, float | None]:
@@ -105,7 +107,9 @@ def prepare_out(a: Namespace) -> bool:
     checkpoint, summary = a.out / "checkpoint.pt", a.out / "summary.json"
     if a.resume and checkpoint.exists():
         return True
-    if checkpoint.exists() and not summary.exists() and not a.overwrite:
+    if not a.overwrite and summary.exists():
+        raise Refused(f"--out: {a.out} holds a finished run; --overwrite deletes it and starts again")
+    if not a.overwrite and checkpoint.exists():
         raise Refused(f"--out: {a.out} holds an unfinished run; --resume goes on, --overwrite starts again")
     a.out.mkdir(parents=True, exist_ok=True)
     for name in OUTPUTS:
@@ -144,7 +148,7 @@ def train(a: Namespace, level_options: dict[str, Any] | None = None) -> dict[str
 
 
 def finish(trainer: Trainer, rows: list[report.Row]) -> dict[str, Any]:
-    """Write and print what the run leaves. The checkpoint comes last: a run that has it has all."""
+    """Write and print what the run leaves. The summary comes last: a run that has it has all."""
     out = trainer.out
     table, bytes_per_parameter = memory(trainer)
     summary = summarize(trainer, rows, bytes_per_parameter)
@@ -154,8 +158,9 @@ def finish(trainer: Trainer, rows: list[report.Row]) -> dict[str, Any]:
     if text is not None:
         (out / "sample.txt").write_text(text + "\n")
         print(f"\nThe model writes:\n{text}")
+    if trainer.saved_step != trainer.step_number:
+        trainer.save()
     report.write_json(out / "summary.json", summary)
-    trainer.save()
     loss, speed = summary["final_val_loss"], summary["tokens_per_second"]
     print(f"\n{table}\n")
     print(f"validation loss {'none: diverged' if loss is None else f'{loss:.4f}'}, {speed:,.0f} tokens/s")
@@ -193,8 +198,10 @@ def compare(a: Namespace) -> int:
                 if signals.received == signal.SIGTERM:  # Ctrl-C reaches the child by itself
                     child.terminate()
                     signals.received = -1
-        if not (a.out / precision / "summary.json").exists():
-            return child.returncode
+        if child.returncode not in (0, DIVERGED) or not (a.out / precision / "summary.json").exists():
+            return child.returncode if child.returncode >= 0 else 128 - child.returncode
+        for name in COMPARISON_OUTPUTS:  # now of other runs
+            (a.out / name).unlink(missing_ok=True)
     summaries = [json.loads((a.out / precision / "summary.json").read_text()) for precision in precisions]
     table = report.comparison_table(summaries)
     report.write_json(a.out / "summary.json", summaries)
@@ -215,12 +222,12 @@ def main(argv: list[str] | None = None) -> int:
         if a.compare:
             return compare(a)
         summary = train(a)
-    except (Refused, DataError) as error:
+    except (Refused, DataError, OSError) as error:
         p.error(str(error))
     except Interrupted as stop:
         print(stop)
         return 128 + stop.signal_number if stop.signal_number else 0
-    return 0 if summary["final_val_loss"] is not None else 1
+    return 0 if summary["final_val_loss"] is not None else DIVERGED
 
 
 if __name__ == "__main__":

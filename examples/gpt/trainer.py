@@ -19,17 +19,13 @@ from torch import Tensor, nn
 import report
 from data import Data, RandomBatches, validation_batches
 from model import GPT, SIZES, Size, parameter_groups
-from options import O_LEVELS
+from options import O_LEVELS, Refused
 
 # Options that may change between the parts of an interrupted run. --steps and --warmup stretch the schedule.
 MAY_CHANGE = {
     "checkpoint_every", "data", "eval_batches", "eval_every", "log_every", "out", "overwrite", "resume",
     "sample", "steps", "stop_at", "tensorboard", "threads", "warmup",
 }  # fmt: skip
-
-
-class Refused(Exception):
-    """The run cannot be done as asked; the text says why in one line."""
 
 
 class Interrupted(Exception):
@@ -87,6 +83,7 @@ class Trainer:
         self.arguments, self.data, self.level_options = arguments, data, level_options
         self.device, self.out = torch.device(arguments.device), Path(arguments.out)
         self.step_number = 0
+        self.saved_step = -1  # of the checkpoint
         self.memory_before = report.memory_in_use(self.device)
         size = model_size(arguments)
         torch.manual_seed(arguments.seed)
@@ -181,13 +178,21 @@ class Trainer:
             "batches": self.batches.generator.get_state(),
             "identity": self._identity(),
         }
-        torch.save(content, self.out / "checkpoint.part")
-        os.replace(self.out / "checkpoint.part", self.out / "checkpoint.pt")
+        part = self.out / "checkpoint.part"
+        with part.open("wb") as file:  # whose errors are OSErrors, unlike those of torch's own files
+            torch.save(content, file)
+        os.replace(part, self.out / "checkpoint.pt")
+        self.saved_step = self.step_number
 
     def load(self) -> None:
         """Go back to the checkpoint, refusing that of a run with other options."""
-        content = torch.load(self.out / "checkpoint.pt", map_location=self.device)
-        now, then = self._identity(), content["identity"]
+        file = self.out / "checkpoint.pt"
+        try:
+            content = torch.load(file, map_location=self.device)
+            now, then = self._identity(), content["identity"]
+        except Exception as error:  # torch has many for a damaged file
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise Refused(f"--resume: cannot read {file}: {reason}; --overwrite starts again") from None
         for name in sorted(now.keys() | then.keys()):
             if now.get(name) != then.get(name):
                 option = "--" + name.replace("_", "-")
@@ -195,7 +200,7 @@ class Trainer:
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.batches.generator.set_state(content["batches"].cpu())
-        self.step_number = content["step"]
+        self.step_number = self.saved_step = content["step"]
 
     def run(self) -> list[report.Row]:
         """Train to the last step and return the rows of metrics.jsonl. A non-finite loss ends it early."""

@@ -18,7 +18,9 @@
 
 namespace fp8amp {
 
-// One parameter, its gradient and its states; all of one shape and device.
+// One parameter, its gradient and its states; all of one shape and device. float32 parameters and
+// states have no scale_inv; that of the others is from 2^-126 to 2^126. No parameter or state of a
+// list may share memory with another one, or with a gradient.
 struct AdamParameter {
   ScaledTensor param;       // float16 (scaled, power of two), float32, or float8_e4m3 (scaled)
   ScaledTensor grad;        // float8 (scaled), float32, bfloat16, float16
@@ -27,7 +29,7 @@ struct AdamParameter {
                             // for studies)
   Tensor amax;  // float32[4]: maxima of |param|, |exp_avg|, exp_avg_sq, |grad| as stored; read, and
                 // the first three rewritten
-  Tensor step;  // float32[]: number of steps taken; incremented
+  Tensor step;  // float32[]: number of steps taken, from 0 to 2^24 - 1; incremented
   std::uint32_t id = 0;  // names the tensor in the random stream
 };
 
@@ -48,8 +50,7 @@ struct AdamOptions {
   Level level = Level::kAny;  // kO1, kO2: refuse states of another precision
   Tensor grad_scale{};        // float32[]: multiplied into every gradient (unscaling, clipping);
                               // undefined: 1
-  Tensor found_inf{};  // float32[]: non-zero: nothing at all changes; undefined: gradients are
-                       // taken as finite
+  Tensor found_inf{};         // float32[]: non-zero: nothing at all changes; may be undefined
   void* stream = nullptr;
 };
 
@@ -58,14 +59,17 @@ struct AdamOptions {
 FP8AMP_API void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_inf,
                           void* stream = nullptr);
 
-// One step over all parameters. grad_amax must have run on the same gradients.
+// One step over all parameters. grad_amax must have run on the same gradients: nothing changes
+// where amax[3] * |grad_scale| of any parameter is non-finite.
 FP8AMP_API void adam_update(std::span<const AdamParameter> parameters, const AdamOptions& options);
 
-// grad_amax and adam_update: a non-finite gradient anywhere skips the step of every parameter.
-// Returns nothing; `options.found_inf`, if given, tells (and need not be set before).
+// grad_amax and adam_update: a gradient anywhere that is non-finite, before or after grad_scale,
+// skips the step of every parameter. Returns nothing; `options.found_inf`, if given, is set to 1
+// then, else to 0. It must be given on a GPU.
 FP8AMP_API void adam_step(std::span<const AdamParameter> parameters, AdamOptions options);
 
-// Parameter with zeroed states for `level`; `param` and `grad` keep their memory.
+// Parameter with zeroed states for `level`; `param` and `grad`, of one shape and device, keep their
+// memory.
 FP8AMP_API AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad,
                                              Level level, std::uint32_t id);
 

@@ -19,7 +19,8 @@ struct QuantizeOptions {
   std::uint64_t seed = 0;  // of stochastic rounding; element i of the tensor uses counter i
   // float32[] from 2^-126 to 2^126: use this scale (constant scaling). Undefined: current scaling
   Tensor scale{};
-  bool keep_scale = false;     // use the scale that `out` has already: its scale_inv is not written
+  // use the scale that `out` has already: its scale_inv, from 2^-126 to 2^126, is not written
+  bool keep_scale = false;
   Tensor history{};            // delayed scaling: see recipe.h
   bool update_history = true;  // false: only use its scale (evaluation, recomputation)
   Tensor amax{};               // float32[], out: max |x|, non-finite if any element is
@@ -42,6 +43,7 @@ FP8AMP_API void quantize_transpose(const ScaledTensor& x, const ScaledTensor& ou
 FP8AMP_API void dequantize(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
 
 // amax = max |x| of x's elements (its payload's, if scaled, times scale_inv); NaN > Inf > finite.
+// A float8 payload may stand without a scale_inv here.
 FP8AMP_API void amax(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
 
 // sum = quantize(sum + x): sum is float8 with a power-of-two scale, Inf becomes NaN. Rounded once,

@@ -1,11 +1,12 @@
 // Adam on the CPU: scales before the pass, the pass over all tensors, maxima after it.
 #include "kernels/adam.h"
 
-#include <atomic>
+#include <algorithm>
 #include <vector>
 
 #include "kernels/adam_step.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/shared_maximum.h"
 #include "kernels/cpu/tensor_blocks.h"
 #include "kernels/element.h"
 
@@ -13,20 +14,6 @@ namespace fp8amp::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 32;  // blocks a thread is woken for
-
-// A maximum that threads raise: its value does not depend on their order.
-class SharedMaximum {
- public:
-  void raise(std::uint32_t bits) {
-    std::uint32_t seen = bits_.load(std::memory_order_relaxed);
-    while (seen < bits && !bits_.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
-    }
-  }
-  std::uint32_t get() const { return bits_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<std::uint32_t> bits_{0};
-};
 
 struct TensorMaxima {
   SharedMaximum p, m, v;
@@ -66,13 +53,15 @@ void grad_amax(const AdamArgs& args, float* found_inf) {
     const AdamTensor& x = args.tensors[i];
     const float amax = numerics::bits_float(maxima[i].get());
     x.amax[3] = x.g_scale_inv ? amax * *x.g_scale_inv : amax;
-    finite = finite && numerics::is_finite(x.amax[3]);
+    finite = finite && gradient_is_finite(x, args.grad_scale);
   }
   *found_inf = finite ? 0.0f : 1.0f;
 }
 
 void adam(const AdamArgs& args) {
   if (args.found_inf && *args.found_inf != 0.0f) return;
+  const auto finite = [&](const AdamTensor& x) { return gradient_is_finite(x, args.grad_scale); };
+  if (!std::all_of(args.tensors.begin(), args.tensors.end(), finite)) return;
   const float grad_scale = args.grad_scale ? *args.grad_scale : 1.0f;
   std::vector<AdamStep> steps;
   steps.reserve(args.tensors.size());

@@ -1,11 +1,15 @@
-// Choice of the instruction-set level. x86-64-v2: SSE4.2; v3: AVX2, FMA, F16C; v4: AVX-512 F, BW,
-// CD, DQ, VL.
+// Choice of the instruction-set level. x86-64-v2: SSE4.2; v3: AVX2, FMA, BMI, F16C, LZCNT, MOVBE;
+// v4: AVX-512 F, BW, CD, DQ, VL.
 #include "kernels/cpu/isa.h"
 
 #include <fp8amp/error.h>
 
 #include <cstdlib>
 #include <string>
+
+#ifdef FP8AMP_ISA_LEVELS_X86
+#include <cpuid.h>
+#endif
 
 namespace fp8amp::kernels::cpu {
 namespace {
@@ -19,7 +23,7 @@ namespace {
 Isa choose_isa() {
   const Isa available = detect_isa();
   const char* wanted = std::getenv("FP8AMP_ISA");
-  if (!wanted || available == Isa::kBaseline) return available;
+  if (!wanted || !*wanted || available == Isa::kBaseline) return available;
   for (Isa isa : {Isa::kV2, Isa::kV3, Isa::kV4})
     if (std::string(wanted) == name(isa)) {
       if (isa > available)
@@ -30,14 +34,23 @@ Isa choose_isa() {
   throw Error(std::string("FP8AMP_ISA: must be v2, v3 or v4, got ") + wanted);
 }
 
+#ifdef FP8AMP_ISA_LEVELS_X86
+// Clang 14's __builtin_cpu_supports does not know their names.
+bool has_f16c_lzcnt_movbe() {
+  unsigned a, b, basic, extended, d;
+  return __get_cpuid(1, &a, &b, &basic, &d) && (basic & bit_F16C) && (basic & bit_MOVBE) &&
+         __get_cpuid(0x80000001u, &a, &b, &extended, &d) && (extended & bit_LZCNT);
+}
+#endif
+
 }  // namespace
 
 Isa detect_isa() {
 #ifdef FP8AMP_ISA_LEVELS_X86
   __builtin_cpu_init();
-  // Every CPU with AVX2 has F16C, whose name Clang 14 does not know.
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool v3 = has_f16c_lzcnt_movbe() && __builtin_cpu_supports("avx2") &&
+                  __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                  __builtin_cpu_supports("bmi2");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");

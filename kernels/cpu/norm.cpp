@@ -69,7 +69,7 @@ void norm(const NormArgs& args) {
 
 void clip(const ClipArgs& args) {
   const float factor = args.max_norm / (*args.norm + 1e-6f);
-  if (!(factor < 1.0f) || !numerics::is_finite(*args.norm)) return;
+  if (!(factor < 1.0f)) return;
   std::vector<NormTensor> plain;
   for (const NormTensor& t : args.tensors)
     if (t.scale_inv)

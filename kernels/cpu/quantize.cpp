@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/shared_maximum.h"
 #include "kernels/element.h"
 
 namespace fp8amp::kernels::cpu {
@@ -28,31 +29,17 @@ void for_ranges(std::int64_t n, const Body& body) {
   });
 }
 
-// Maximum of bits over all threads.
-class MaxBits {
- public:
-  void add(std::uint32_t bits) {
-    std::uint32_t old = bits_.load(std::memory_order_relaxed);
-    while (old < bits && !bits_.compare_exchange_weak(old, bits, std::memory_order_relaxed)) {
-    }
-  }
-  std::uint32_t bits() const { return bits_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<std::uint32_t> bits_{0};
-};
-
 // max |x| times the scale: rounding is monotonic, so this is the maximum of the rounded products.
 std::uint32_t scaled_amax(std::uint32_t amax_bits, const float* scale_inv) {
   return scale_inv ? abs_bits(bits_float(amax_bits) * *scale_inv) : amax_bits;
 }
 
 std::uint32_t amax_of(const void* x, DType x_type, std::int64_t n, const float* x_scale_inv) {
-  MaxBits max;
+  SharedMaximum max;
   for_ranges(n, [&](std::int64_t first, std::int64_t count) {
-    max.add(loops().amax(element_pointer(x, x_type, first), x_type, count));
+    max.raise(loops().amax(element_pointer(x, x_type, first), x_type, count));
   });
-  return scaled_amax(max.bits(), x_scale_inv);
+  return scaled_amax(max.get(), x_scale_inv);
 }
 
 // ---- scale selection
@@ -114,36 +101,36 @@ CastLoop make_loop(const QuantizeArgs& a, float scale) {
 }
 
 std::uint32_t cast(const QuantizeArgs& a, float scale) {
-  MaxBits max;
+  SharedMaximum max;
   for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
     CastLoop loop = make_loop(a, scale);
     loop.x = element_pointer(a.x, a.x_type, first);
     loop.y = element_pointer(a.y, a.format, first);
     loop.n = count;
     loop.first = std::uint64_t(first);
-    max.add(loops().cast(loop));
+    max.raise(loops().cast(loop));
   });
-  return max.bits();
+  return max.get();
 }
 
 std::uint32_t cast_transpose(const QuantizeArgs& a, float scale) {
   constexpr std::int64_t kRows = 64;  // a cache line of the transposed output
-  const std::int64_t grain =
-      std::max<std::int64_t>(1, kGrain * kUnit / (kRows * std::max<std::int64_t>(a.cols, 1)));
-  MaxBits max;
+  if (a.n == 0) return 0;
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain * kUnit / kRows / a.cols);
+  SharedMaximum max;
   parallel_for(0, (a.rows + kRows - 1) / kRows, grain, [&](std::int64_t from, std::int64_t to) {
     const std::int64_t first = from * kRows, rows = std::min(to * kRows, a.rows) - first;
     CastLoop loop = make_loop(a, scale);
     loop.x = element_pointer(a.x, a.x_type, first * a.cols);
     loop.y = element_pointer(a.y, a.format, first * a.cols);
-    max.add(loops().cast_transpose({loop, rows, a.cols, a.transposed + first, a.rows}));
+    max.raise(loops().cast_transpose({loop, rows, a.cols, a.transposed + first, a.rows}));
   });
-  return max.bits();
+  return max.get();
 }
 
 // The first of two passes over x and sum: maximum and checksum of the sums before rounding.
 struct SumMeasure {
-  MaxBits max;
+  SharedMaximum max;
   std::atomic<std::uint32_t> checksum{0};
 };
 void measure(const AccumulateArgs& a, const AccumulateLoop& shared, SumMeasure& result) {
@@ -154,7 +141,7 @@ void measure(const AccumulateArgs& a, const AccumulateLoop& shared, SumMeasure& 
     loop.sum = element_pointer(a.sum, a.format, first);
     loop.n = count;
     loop.checksum = &checksum;
-    result.max.add(loops().accumulate(loop));
+    result.max.raise(loops().accumulate(loop));
     result.checksum += checksum;
   });
 }
@@ -191,9 +178,9 @@ void accumulate(const AccumulateArgs& a) {
   SumMeasure sums;
   measure(a, shared, sums);
   shared.measure = false;
-  shared.key = accumulate_key(sums.max.bits(), sums.checksum);
+  shared.key = accumulate_key(sums.max.get(), sums.checksum);
   shared.scale =
-      compute_scale(bits_float(sums.max.bits()), format_max(a.format), ScaleRounding::kPowerOfTwo);
+      compute_scale(bits_float(sums.max.get()), format_max(a.format), ScaleRounding::kPowerOfTwo);
   for_ranges(a.n, [&](std::int64_t first, std::int64_t count) {
     AccumulateLoop loop = shared;
     loop.x = element_pointer(a.x, a.x_type, first);

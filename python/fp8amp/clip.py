@@ -3,13 +3,13 @@ and only scales move."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from . import _ops
+from .arguments import number
 from .scaled_tensor import plain_operand
 
 
@@ -27,14 +27,20 @@ def clip_grad_norm_(
     Returns: the total norm before clipping, 0-d float32, over dequantised values. It is non-finite if any gradient
     is; the gradients are then left as they are, so that the optimizer (or GradScaler) finds them and skips the step.
 
-    Raises: ValueError for a negative or NaN max_norm; RuntimeError for a non-finite norm if `error_if_nonfinite`.
+    Raises: TypeError or ValueError that names the argument; RuntimeError for a non-finite norm if `error_if_nonfinite`.
     """
-    if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or math.isnan(max_norm) or max_norm < 0:
-        raise ValueError(f"clip_grad_norm_: max_norm must be a number of at least 0, got {max_norm!r}")
-    if isinstance(norm_type, bool) or not isinstance(norm_type, (int, float)) or not norm_type > 0:
-        raise ValueError(f"clip_grad_norm_: norm_type must be a positive number, got {norm_type!r}")
-    if isinstance(parameters, Tensor):
-        parameters = [parameters]
+    max_norm = number(max_norm, "clip_grad_norm_: max_norm")
+    if not max_norm >= 0:
+        raise ValueError(f"clip_grad_norm_: max_norm must be a number of at least 0, got {max_norm}")
+    norm_type = number(norm_type, "clip_grad_norm_: norm_type")
+    if not norm_type > 0:
+        raise ValueError(f"clip_grad_norm_: norm_type must be a positive number, got {norm_type}")
+    if not isinstance(parameters, Iterable):
+        raise TypeError(f"clip_grad_norm_: parameters must be a tensor or an iterable of tensors, got {parameters!r}")
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"clip_grad_norm_: parameters must hold tensors only, got {parameter!r}")
     grads = [p.grad.detach() for p in parameters if p.grad is not None]
     for grad in grads:
         if grad.layout is not torch.strided:

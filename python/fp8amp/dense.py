@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from .module_filter import fp8_layers
 from .nn.conv1d import Conv1D
 from .nn.linear import Linear
-from .scaled_tensor import ScaledTensor
+from .scaled_tensor import FIELDS, ScaledTensor
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _FP8_ATTRIBUTES = ("recipe", "gemm", "gradient_format")
@@ -19,9 +19,12 @@ _FP8_ATTRIBUTES = ("recipe", "gemm", "gradient_format")
 def to_dense(model: _Model) -> _Model:
     """A deep copy with plain weights of the logical dtype and stock classes: nn.Linear, and the Conv1D of transformers.
 
-    Values are those of the model, exactly. Weights that were shared stay shared; gradients are left out. An average
-    kept in the
-    converted model itself would stand still: an FP16 weight cannot take steps below 2^-11 of its value.
+    Values are exactly those of the model where the logical dtype is float32; in a float16 or bfloat16 model they are
+    rounded to that dtype (state_dict() has them exactly, in float32). Weights that were shared stay shared, attributes
+    of parameters are kept, gradients are left out.
+
+    Keep an average of weights (EMA, SWA) in such a copy: clone() of a converted weight is FP16 too and cannot take
+    steps below 2^-11 of its value, so that an average in it would stand still.
 
     A fp8amp.nn.Conv1D that was not made from a transformers layer keeps its class and computes in full precision.
 
@@ -29,12 +32,14 @@ def to_dense(model: _Model) -> _Model:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"to_dense: model must be a torch.nn.Module, got {type(model).__name__}")
-    memo: dict[int, object] = {}
-    for weight in model.parameters():
-        if isinstance(weight, ScaledTensor):
-            memo[id(weight)] = nn.Parameter(weight.detach().dequantize(), requires_grad=weight.requires_grad)
-        elif weight.grad is not None:
-            memo[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+    memo: dict[int, Any] = {}
+    ours = [p for p in model.parameters() if isinstance(p, ScaledTensor) or type(p) is nn.Parameter]
+    for p in ours:
+        values = p.detach().dequantize() if isinstance(p, ScaledTensor) else p.detach().clone()
+        memo[id(p)] = nn.Parameter(values, requires_grad=p.requires_grad)
+    for p in ours:
+        kept = {name: value for name, value in p.__dict__.items() if name not in (*FIELDS, "_is_param")}
+        memo[id(p)].__dict__.update(copy.deepcopy(kept, memo))
     result: _Model = copy.deepcopy(model, memo)
     for module in fp8_layers(result).values():
         _make_stock(module)

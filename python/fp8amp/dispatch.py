@@ -168,12 +168,20 @@ def _view(func: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
             scale_rounding=t._scale_rounding,
             part=t._part,
             base=t._owner,
+            checked=False,
         )
 
     def wrap(payload: Tensor) -> ScaledTensor:
         part = t._part or payload.numel() != t.numel()
         return ScaledTensor(
-            payload, t._scale_inv, t.dtype, role=t._role, scale_rounding=t._scale_rounding, part=part, base=base
+            payload,
+            t._scale_inv,
+            t.dtype,
+            role=t._role,
+            scale_rounding=t._scale_rounding,
+            part=part,
+            base=base,
+            checked=False,
         )
 
     return tree_map_only(Tensor, wrap, func(t._payload, *args, **kwargs))
@@ -182,7 +190,9 @@ def _view(func: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
 @_rule(aten.clone.default)
 def _clone(func: Any, t: ScaledTensor, *, memory_format: Any = None) -> ScaledTensor:
     payload = t._payload.clone(memory_format=memory_format)
-    return ScaledTensor(payload, t._scale_inv.clone(), t.dtype, role=t._role, scale_rounding=t._scale_rounding)
+    return ScaledTensor(
+        payload, t._scale_inv.clone(), t.dtype, role=t._role, scale_rounding=t._scale_rounding, checked=False
+    )
 
 
 @_rule(aten._to_copy.default)
@@ -200,7 +210,9 @@ def _to_copy(
         return NotImplemented
     payload = func(t._payload, device=device, non_blocking=non_blocking, memory_format=memory_format)
     scale_inv = func(t._scale_inv, device=device, non_blocking=non_blocking)
-    return ScaledTensor(payload, scale_inv, dtype or t.dtype, role=t._role, scale_rounding=t._scale_rounding)
+    return ScaledTensor(
+        payload, scale_inv, dtype or t.dtype, role=t._role, scale_rounding=t._scale_rounding, checked=False
+    )
 
 
 @_rule(

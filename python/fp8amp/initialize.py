@@ -8,6 +8,7 @@ anything changes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar, overload
 
 import torch
@@ -17,9 +18,9 @@ from torch.optim import Optimizer
 from . import optim
 from .module_filter import Names, Predicate, Selection, fp8_class, fp8_layers, logger, select, summary
 from .nn.layer import ScaledWeight, make_scaled
-from .optim.adam import check_group
+from .optim.groups import check_group, check_parameter
 from .optim.state import StatePolicy, check_state, convert_state, parse_policy
-from .policies import E4M3, FP16
+from .policies import E4M3, FP16, Rounding
 from .recipe import Recipe, check_recipe
 from .swapping import check_swappable
 
@@ -103,14 +104,15 @@ def initialize(
 
     Args:
         model: its nn.Linear layers, and the Conv1D of transformers, become FP8 layers; biases, norms and embeddings
-            stay.
-        optimizer: torch.optim.Adam or AdamW (exactly), or those of fp8amp; its states are converted with it. None:
-            the model alone.
+            stay. Layers of fp8amp.nn that it has already keep their own recipe, gemm and formats.
+        optimizer: torch.optim.Adam or AdamW (exactly), or those of fp8amp, whose formats, roundings and seed must be
+            the ones asked for here; its states are converted with it. None: the model alone.
         opt_level: ``"O1"`` (FP8 GEMMs, FP8 gradients, FP16 weights, FP32 states: 11 bytes per parameter) or ``"O2"``
             (and states in E4M3 and FP16: 6 bytes).
         recipe: CurrentScaling() (default), DelayedScaling(...) or ConstantScaling(...).
-        include: which layers: names (fnmatch patterns: ``"blocks.*.mlp.*"``) or a predicate (name, module) -> bool.
-            Default: all with both sides of 16 or more. Layers whose weight is tied to another module never convert.
+        include: which layers: names (fnmatch patterns: ``"blocks.*.mlp.*"``), each of which must match a layer, or a
+            predicate (name, module) -> bool. Default: all with both sides of 16 or more. Layers whose
+            weight is tied to another module never convert.
         exclude: which of those not; names or a predicate.
         master_rounding: of the FP16 weight after the optimizer's update, ``"nearest"`` or ``"stochastic"``.
         moment_rounding: of an FP8 exp_avg. With ``"nearest"`` its smallest codes never decay.
@@ -126,9 +128,10 @@ def initialize(
     Returns: (model, optimizer), the very objects given; the model alone if `optimizer` is None.
 
     Raises:
-        TypeError: model or optimizer is of another kind.
+        TypeError: model, optimizer or a filter is of another kind, or a trainable parameter that the optimizer holds
+            is neither float32, float16 nor bfloat16.
         ValueError: a name or number is none of the above, no layer can be converted, the model is converted, wrapped
-            or sharded already, or the optimizer holds none of its parameters.
+            or sharded already, or the optimizer holds none of its parameters or has another policy.
         RuntimeError: a view or a live graph still holds a weight. In all cases nothing has changed.
     """
     if not isinstance(opt_level, str) or opt_level not in LEVELS:
@@ -156,7 +159,7 @@ def initialize(
     selection = select(model, include, exclude)
     _check_selection(selection, model)
     if optimizer is not None:
-        _check_optimizer(optimizer, model)
+        _check_optimizer(optimizer, model, policy)
     _check_swaps(selection, master_format)
 
     for module in selection.chosen.values():
@@ -175,7 +178,10 @@ def _check_model(model: Any) -> None:
     for name, module in model.named_modules():
         place = f"module {name!r}" if name else "the model"
         if _MARK in module.__dict__:
-            raise ValueError(f"initialize: {place} is initialized already (opt_level {module.__dict__[_MARK]})")
+            raise ValueError(
+                f"initialize: {place} is initialized already (opt_level {module.__dict__[_MARK]}); for an optimizer "
+                "made later, take fp8amp.optim.AdamW(model.parameters())"
+            )
         kind = _wrapper_kind(module)
         if kind is not None:
             raise ValueError(f"initialize: {place} is wrapped in {kind}; initialize the bare model first, then wrap it")
@@ -194,7 +200,7 @@ def _wrapper_kind(module: nn.Module) -> str | None:
 
 
 def _check_selection(selection: Selection, model: nn.Module) -> None:
-    if selection.chosen or (fp8_layers(model) and not selection.left):
+    if selection.chosen or fp8_layers(model):
         return
     if not selection.left:
         raise ValueError(
@@ -204,11 +210,16 @@ def _check_selection(selection: Selection, model: nn.Module) -> None:
     raise ValueError(f"initialize: no layer of {type(model).__name__} can be converted; left alone: {listed}")
 
 
-def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+def _check_optimizer(optimizer: Any, model: nn.Module, policy: StatePolicy) -> None:
     if type(optimizer) not in _OPTIMIZERS:
         raise TypeError(
             "initialize: optimizer must be a torch.optim.Adam or AdamW (no subclass) or one of fp8amp.optim, got "
             f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    if isinstance(optimizer, optim.Adam) and optimizer.policy != policy:
+        raise ValueError(
+            f"initialize: optimizer must have the policy of the other arguments, {_told(policy)}, got "
+            f"{_told(optimizer.policy)}; give both the same"
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held.isdisjoint(id(p) for p in model.parameters()):
@@ -221,9 +232,15 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
     for group in optimizer.param_groups:
         check_group("initialize: optimizer", group)
         for parameter in group["params"]:
+            check_parameter("initialize: optimizer", parameter)
             check_state("initialize: optimizer", parameter, optimizer.state.get(parameter, {}))
             if "max_exp_avg_sq" in optimizer.state.get(parameter, {}):
                 raise ValueError("initialize: optimizer holds amsgrad states, which have no low-precision form here")
+
+
+def _told(policy: StatePolicy) -> str:
+    values = {k: v.name.lower() if isinstance(v, Rounding) else v for k, v in asdict(policy).items()}
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _check_swaps(selection: Selection, master_format: torch.dtype) -> None:
@@ -250,9 +267,7 @@ def _convert_layer(
     master_format: torch.dtype,
 ) -> None:
     module.__class__ = fp8_class(module)
-    if master_format is torch.float32:
-        _weight(module).fp8amp_managed = True  # type: ignore[attr-defined]
-    else:
+    if master_format is not torch.float32:
         make_scaled(module, master_format)
     assert isinstance(module, ScaledWeight)
     module.adopt(recipe, gemm=gemm, gradient_format=grad_format)

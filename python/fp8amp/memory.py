@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from .module_filter import fp8_layers
 from .nn.weight_cache import fp8_weight_bytes
-from .optim.state import is_managed
+from .optim import Adam
+from .optim.state import is_managed, state_bytes
 from .scaled_tensor import ScaledTensor
 
 COPIES = "FP8 copies of weights"
@@ -18,7 +19,9 @@ COPIES = "FP8 copies of weights"
 
 def memory_bytes(x: Tensor) -> int:
     """Bytes that the elements of x take: of payload and scale for a ScaledTensor, whose `nbytes` tells of its logical
-    dtype."""
+    dtype. Raises TypeError if x is no tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"memory_bytes: x must be a torch.Tensor, got {type(x).__name__}")
     if isinstance(x, ScaledTensor):
         return x.payload.nbytes + x.scale_inv.nbytes
     return x.nbytes
@@ -51,12 +54,14 @@ class MemoryReport:
         bytes_per_parameter: weight + gradient + states of the FP8-managed parameters (of all, in a model without),
             per element.
         peak_bytes: total_bytes and the FP8 copies, between forward and optimizer step; activations come on top.
+        uncounted: number of trainable parameters without optimizer states, which are therefore missing from the sums.
     """
 
     rows: list[MemoryRow]
     fp8_parameters: int
     plain_parameters: int
     managed_bytes: int = field(repr=False)
+    uncounted: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -90,6 +95,8 @@ class MemoryReport:
             f"{self.bytes_per_parameter:.3f} bytes per {'FP8-managed ' if self.fp8_parameters else ''}parameter "
             "(weight + gradient + states)"
         )
+        if self.uncounted:
+            lines.append(f"without optimizer states of {self.uncounted:,d} trainable tensors, which do not exist (yet)")
         return "\n".join(lines)
 
 
@@ -102,7 +109,9 @@ def memory_report(model: nn.Module, optimizer: Optimizer | None = None) -> Memor
     """Count what model and optimizer hold.
 
     A gradient that does not exist at the moment is counted with the bytes it will have (E4M3 and a scale for an FP8
-    layer's weight), and so are the FP8 copies; the column `now` has what is allocated. Shared parameters count once.
+    layer's weight), and so are the FP8 copies and the states of an optimizer of fp8amp; the column `now` has what is
+    allocated. States of any other optimizer count once they exist, after its first step; the table says so where they
+    are missing. Shared parameters count once.
 
     Raises TypeError if model or optimizer is of another kind.
     """
@@ -111,14 +120,24 @@ def memory_report(model: nn.Module, optimizer: Optimizer | None = None) -> Memor
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"memory_report: optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     table = _Table()
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
+    uncounted = 0
     layers = {id(layer.weight): layer for layer in fp8_layers(model).values()}
     for parameter in model.parameters():
         layer = layers.get(id(parameter))
         dense_gradient = layer is None or layer.gradient_format is None
         table.count_parameter(parameter, dense_gradient, copied=layer is not None and layer.gemm == "fp8")
-        if optimizer is not None and parameter in optimizer.state:
-            table.count_states(parameter, optimizer.state[parameter])
-    return MemoryReport(list(table.rows.values()), table.managed_elements, table.plain_elements, table.managed_bytes)
+        state = None if optimizer is None else optimizer.state.get(parameter)
+        if state:
+            table.count_states(parameter, {k: memory_bytes(v) for k, v in state.items() if isinstance(v, Tensor)})
+        elif parameter.requires_grad and (optimizer is None or id(parameter) in held):
+            if isinstance(optimizer, Adam):
+                table.count_states(parameter, state_bytes(parameter, optimizer.policy), exist=False)
+            else:
+                uncounted += 1
+    return MemoryReport(
+        list(table.rows.values()), table.managed_elements, table.plain_elements, table.managed_bytes, uncounted
+    )
 
 
 class _Table:
@@ -157,9 +176,7 @@ class _Table:
             now = fp8_weight_bytes(parameter)
             self._add(True, COPIES, "from forward to optimizer step", parameter.numel() + 4, now)
 
-    def count_states(self, parameter: Tensor, state: dict[str, object]) -> None:
-        managed = is_managed(parameter)
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                kind = name if value.shape == parameter.shape and value.dim() else "step, amax"
-                self._add(managed, kind, _AFTER_STEP, memory_bytes(value), memory_bytes(value))
+    def count_states(self, parameter: Tensor, state: dict[str, int], exist: bool = True) -> None:
+        for name, size in state.items():
+            kind = "step, amax" if name in ("step", "amax") else name
+            self._add(is_managed(parameter), kind, _AFTER_STEP, size, size if exist else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -49,17 +50,23 @@ def fp8_class(module: nn.Module) -> type[nn.Module]:
 
 
 def fp8_layers(model: nn.Module) -> dict[str, ScaledWeight]:
-    """The FP8 layers of a model by name."""
+    """The FP8 layers of a model by name. Raises TypeError if model is no nn.Module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fp8_layers: model must be a torch.nn.Module, got {type(model).__name__}")
     return {name: module for name, module in model.named_modules() if isinstance(module, (Linear, Conv1D))}
 
 
-def parse_filter(value: Names | Predicate | None, argument: str) -> Predicate | None:
-    """A predicate from fnmatch patterns of module names, or from one; TypeError naming `argument` otherwise."""
+def parse_filter(
+    value: Names | Predicate | None, argument: str, layers: Iterable[str]
+) -> tuple[Predicate | None, list[str]]:
+    """A predicate from fnmatch patterns of module names or from one pattern, and the patterns that match none of
+    `layers`; TypeError naming `argument` otherwise."""
     if value is None:
-        return None
-    if callable(value):
-        return value
-    patterns = [value] if isinstance(value, str) else value
+        return None, []
+    if callable(value) and not isinstance(value, type):
+        _check_predicate(value, argument)
+        return value, []
+    patterns: Any = [value] if isinstance(value, str) else value
     if not isinstance(patterns, Iterable):
         raise TypeError(f"{argument} must be names or a predicate (name, module) -> bool, got {value!r}")
     patterns = list(patterns)
@@ -69,7 +76,18 @@ def parse_filter(value: Names | Predicate | None, argument: str) -> Predicate | 
     def matches(name: str, module: nn.Module) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
-    return matches
+    return matches, [p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for name in layers)]
+
+
+def _check_predicate(value: Any, argument: str) -> None:
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind("", None)
+    except TypeError:
+        raise TypeError(f"{argument} must be a predicate of two arguments (name, module), got {value!r}") from None
 
 
 def select(model: nn.Module, include: Names | Predicate | None, exclude: Names | Predicate | None) -> Selection:
@@ -79,10 +97,14 @@ def select(model: nn.Module, include: Names | Predicate | None, exclude: Names |
     float32, float16 nor bfloat16. By default also a layer with a side under 16; `include` decides in place of that
     rule.
     """
-    wanted, unwanted = parse_filter(include, "initialize: include"), parse_filter(exclude, "initialize: exclude")
     candidates = {name: module for name, module in model.named_modules() if is_candidate(module)}
-    if unwanted is not None and candidates and not any(unwanted(n, m) for n, m in candidates.items()):
-        logger.warning("fp8amp: exclude=%r matches no layer of the model", exclude)
+    layers = [*candidates, *fp8_layers(model)]
+    wanted, unknown = parse_filter(include, "initialize: include", layers)
+    if unknown and layers:
+        raise ValueError(f"initialize: include must match layers of the model, got {unknown!r}, which match none")
+    unwanted, unknown = parse_filter(exclude, "initialize: exclude", layers)
+    if unknown and layers:
+        logger.warning("fp8amp: exclude=%r matches no layer of the model", unknown)
     owners = _owners(model)
     selection = Selection()
     for name, module in candidates.items():

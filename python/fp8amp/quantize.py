@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from .arguments import number
 from .policies import Rounding, ScaleRounding, parse_format
 from .scaled_tensor import ScaledTensor, scaled
 
@@ -74,8 +73,7 @@ def _scale(scale: float | Tensor, device: torch.device) -> Tensor:
         if scale.device.type == "cpu":
             _scale(scale.item(), device)
         return scale.detach().reshape(()).to(device=device, dtype=torch.float32)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"quantize: scale must be a number or a 0-d tensor, got {type(scale).__name__}")
-    if not (math.isfinite(scale) and 2.0**-126 <= scale <= 2.0**126):
+    scale = number(scale, "quantize: scale")
+    if not 2.0**-126 <= scale <= 2.0**126:
         raise ValueError(f"quantize: scale must be from 2^-126 to 2^126, got {scale}")
     return torch.full((), scale, dtype=torch.float32, device=device)

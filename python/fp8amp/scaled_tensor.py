@@ -13,13 +13,14 @@ states made of it are ordinary tensors to autograd, optimizers and modules. Guar
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+import math
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from . import _ops
-from .policies import FP16, Overflow, Rounding, scale_rule
+from .policies import FORMAT_MAX, FP16, Overflow, Rounding, ScaleRounding, scale_rule
 
 Role = Literal["tensor", "weight", "gradient"]
 
@@ -35,7 +36,11 @@ class ScaledTensor(torch.Tensor):
         role: ``"weight"``: multiplying re-quantises, so that the scale stays a power of two; ``"gradient"``: adding
             accumulates with stochastic rounding, infinities become NaN, and multiplying moves the scale alone;
             ``"tensor"``: multiplying moves the scale alone.
-        scale_rounding: how a new scale is chosen when the tensor is written to.
+        scale_rounding: how a new scale is chosen when the tensor is written to, ``"power_of_two"`` or ``"exact"``.
+
+    `part`, `base` and `checked` are for this package alone.
+
+    Raises TypeError or ValueError that names the argument.
     """
 
     _payload: Tensor
@@ -57,7 +62,10 @@ class ScaledTensor(torch.Tensor):
         scale_rounding: str = "power_of_two",
         part: bool = False,
         base: ScaledTensor | None = None,
+        checked: bool = True,
     ) -> ScaledTensor:
+        if checked and not torch.compiler.is_compiling():
+            _check(payload, scale_inv, dtype, role, scale_rounding)
         made: ScaledTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             payload.shape,
@@ -78,6 +86,7 @@ class ScaledTensor(torch.Tensor):
         scale_rounding: str = "power_of_two",
         part: bool = False,
         base: ScaledTensor | None = None,
+        checked: bool = True,
     ) -> None:
         self._payload, self._scale_inv = payload, scale_inv
         self._role, self._scale_rounding = role, scale_rounding
@@ -117,9 +126,11 @@ class ScaledTensor(torch.Tensor):
         return self._scale_rounding
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The values as a plain tensor of the same shape, in `dtype` or the logical dtype. No gradient flows through
-        it."""
+        """The values as a plain tensor of the same shape, in `dtype` (floating) or the logical dtype. No gradient flows
+        through it. Raises TypeError for any other dtype."""
         target = self.dtype if dtype is None else dtype
+        if not isinstance(target, torch.dtype) or not target.is_floating_point:
+            raise TypeError(f"dequantize: dtype must be a floating torch.dtype, got {target!r}")
         wide = target if target in (torch.float32, torch.float16, torch.bfloat16) else torch.float32
         return _ops.dequantize(_dense_layout(self._payload), self._scale_inv, wide).to(target)
 
@@ -139,7 +150,13 @@ class ScaledTensor(torch.Tensor):
     ) -> ScaledTensor:
         dtype, role, scale_rounding, part = context
         return ScaledTensor(
-            inner["_payload"], inner["_scale_inv"], dtype, role=role, scale_rounding=scale_rounding, part=part
+            inner["_payload"],
+            inner["_scale_inv"],
+            dtype,
+            role=role,
+            scale_rounding=scale_rounding,
+            part=part,
+            checked=False,
         )
 
     # ---- copies ----
@@ -225,6 +242,29 @@ class ScaledTensor(torch.Tensor):
         return _dispatch.dispatch(func, types, args, kwargs or {})
 
 
+def _check(payload: Any, scale_inv: Any, dtype: Any, role: Any, scale_rounding: Any) -> None:
+    """What the constructor of a ScaledTensor was given."""
+    for name, value in (("payload", payload), ("scale_inv", scale_inv)):
+        if not isinstance(value, Tensor) or isinstance(value, ScaledTensor) or value.layout is not torch.strided:
+            raise TypeError(f"ScaledTensor: {name} must be a plain dense tensor, got {value!r}")
+    if payload.dtype not in FORMAT_MAX:
+        raise TypeError(f"ScaledTensor: payload must be float8_e4m3fn, float8_e5m2 or float16, got {payload.dtype}")
+    if scale_inv.dtype is not torch.float32 or scale_inv.dim() != 0 or scale_inv.device != payload.device:
+        raise ValueError(
+            f"ScaledTensor: scale_inv must be 0-d float32 on {payload.device}, got {scale_inv.dtype} of shape "
+            f"{tuple(scale_inv.shape)} on {scale_inv.device}"
+        )
+    if type(scale_inv) is Tensor and scale_inv.device.type == "cpu":  # elsewhere, reading it would stall the stream
+        value = scale_inv.item()
+        if not math.isfinite(value) or value == 0.0:
+            raise ValueError(f"ScaledTensor: scale_inv must be finite and not 0, got {value}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize == 1:
+        raise TypeError(f"ScaledTensor: dtype must be a floating dtype of 16 bits or more, got {dtype!r}")
+    if role not in get_args(Role):
+        raise ValueError(f"ScaledTensor: role must be one of {', '.join(map(repr, get_args(Role)))}, got {role!r}")
+    ScaleRounding.parse(scale_rounding, "ScaledTensor: scale_rounding")
+
+
 FIELDS = ("_payload", "_scale_inv", "_role", "_scale_rounding", "_part", "_owner", "_fp8_copy")
 
 
@@ -239,7 +279,9 @@ def _rebuild(
     attributes: dict[str, Any],
 ) -> ScaledTensor:
     """What pickle and torch.load call; registered as safe for ``weights_only=True``."""
-    made = ScaledTensor(payload.view(format), scale_inv, dtype, role=role, scale_rounding=scale_rounding)
+    made = ScaledTensor(
+        payload.view(format), scale_inv, dtype, role=role, scale_rounding=scale_rounding, checked=False
+    )
     made.requires_grad_(requires_grad)
     for name, value in attributes.items():
         setattr(made, name, value)

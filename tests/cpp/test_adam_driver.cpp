@@ -159,6 +159,46 @@ TEST(AdamDriver, NonFiniteGradientSkipsEveryTensor) {
     }
 }
 
+// So does a gradient that grad_scale makes non-finite, with found_inf or without.
+TEST(AdamDriver, NonFiniteAfterGradScaleSkipsEveryTensor) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (float grad_scale : {1e10f, inf, -inf, std::numeric_limits<float>::quiet_NaN()}) {
+    std::vector<AdamParameterData> all;
+    for (AdamTypes t : {test::kO2, test::kFloats, test::kO1})
+      all.emplace_back(t, normal(100, 0.05f, 3));
+    all[1].g.assign(std::vector<float>(100, 1e30f));  // the others are 0
+    const auto before = all;
+    AdamArgs args = default_args();
+    args.grad_scale = &grad_scale;
+    EXPECT_EQ(step(all, args), 1.0f) << grad_scale;
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(same_bits(all[i], before[i])) << i;
+    std::vector<AdamTensor> tensors;
+    for (AdamParameterData& x : all) tensors.push_back(x.tensor());
+    args.tensors = tensors;
+    kernels::cpu::adam(args);
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(same_bits(all[i], before[i])) << i;
+  }
+}
+
+// The product of scale_inv and grad_scale may overflow where no gradient does.
+TEST(AdamDriver, NoOverflowOfTheGradientsFactor) {
+  for (std::uint8_t code : {0x00, 0x01}) {  // 0 and 2^-9
+    AdamParameterData x(test::kO2, {0.5f, 1.0f});
+    x.g.bytes = {code, 0x00};
+    x.g.scale_inv = 0x1p120f;
+    x.amax[3] = code ? 0x1p111f : 0.0f;
+    const float grad_scale = 0x1p10f;
+    AdamArgs args = default_args();
+    const kernels::AdamTensor tensor = x.tensor();
+    args.tensors = {&tensor, 1};
+    args.grad_scale = &grad_scale;
+    kernels::cpu::adam(args);
+    EXPECT_NEAR(x.p[0], code ? 0.499f : 0.5f, 3e-4f);
+    EXPECT_EQ(x.p[1], 1.0f);
+    EXPECT_EQ(x.step, 1.0f);
+  }
+}
+
 // A dequantised gradient that overflows FP32 counts as non-finite.
 TEST(AdamDriver, OverflowOfScaleInvIsFound) {
   AdamParameterData x(test::kO2, {1.0f, 2.0f});
@@ -209,6 +249,18 @@ TEST(AdamDriver, ScalesStayNormalNumbers) {
           ASSERT_TRUE(std::isfinite(x.p[i]) && std::isfinite(x.m[i]) && std::isfinite(x.v[i]))
               << size << " " << s;
       }
+    }
+}
+
+TEST(AdamDriver, ZeroGradientsWithoutEps) {
+  for (float eps : {0.0f, 1e-44f, 1e-38f})
+    for (AdamTypes types : {test::kO1, test::kO2, test::kFloats}) {
+      AdamArgs args = default_args();
+      args.hyper.eps = eps;
+      AdamParameterData x(types, {0.25f, 1.0f});
+      for (int s = 0; s < 3; ++s) test::adam_step(x, {0.0f, 0.0f}, args);
+      EXPECT_EQ(x.p[0], 0.25f) << eps;
+      EXPECT_EQ(x.p[1], 1.0f) << eps;
     }
 }
 

@@ -354,6 +354,8 @@ TEST(AdamBounds, CapOfTheUpdate) {
               1.25 * 0.1 / std::sqrt(0.001) / std::sqrt(1 - 0.81 / 0.999), 1e-6);
   EXPECT_EQ(adam_update_bound(0.99, 0.9, 100000), numerics::kMaxUpdateBound);
   EXPECT_NEAR(adam_update_bound(0.0, 0.0, 7), 1.25, 1e-6);
+  EXPECT_EQ(adam_update_bound(0.9, 0.0, 7), numerics::kMaxUpdateBound);
+  EXPECT_EQ(adam_update_bound(0.9, 1e-310, 7), numerics::kMaxUpdateBound);
 }
 
 TEST(AdamScales, OfTheMasterWeightRest) {

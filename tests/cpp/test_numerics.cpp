@@ -314,6 +314,23 @@ TEST(Scale,
   EXPECT_EQ(decode<E4M3>(encode<E4M3>(x * scale8)) * inverse_scale(scale8), 7.62939453125e-06f);
 }
 
+// The correctly rounded quotient, margin included, however far format_max / amax overflows.
+TEST(Scale, AgainstDouble) {
+  for (std::uint32_t bits = 1; bits < kInfBits; bits += 99991)
+    for (int margin : {-64, -3, 0, 1, 3, 17, 64})
+      for (float format_max : {E4M3::kMax, E5M2::kMax, Fp16::kMax}) {
+        const float amax = bits_float(bits);
+        const double wanted = std::clamp(format_max / std::ldexp(double(amax), margin),
+                                         double(kMinScale), double(kMaxScale));
+        ASSERT_EQ(compute_scale(amax, format_max, ScaleRounding::kExact, margin), float(wanted))
+            << amax << " margin " << margin;
+        ASSERT_EQ(compute_scale(amax, format_max, ScaleRounding::kPowerOfTwo, margin),
+                  std::exp2(std::floor(std::log2(wanted))))
+            << amax << " margin " << margin;
+      }
+  EXPECT_EQ(compute_scale(1e-36f, 448.0f, ScaleRounding::kExact, 3), 448.0f / 8 / 1e-36f);
+}
+
 TEST(Scale, PowerOfTwoIsAFloor) {  // BR-011, BR-012
   std::uint32_t r = 1;
   for (int i = 0; i < 20000; ++i) {

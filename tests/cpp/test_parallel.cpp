@@ -3,8 +3,12 @@
 #include <fp8amp/error.h>
 #include <fp8amp/parallel.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -76,6 +80,80 @@ TEST_F(Parallel, SeveralCallersAtOnce) {
 TEST_F(Parallel, RefusesNoThreads) {
   EXPECT_THROW(set_num_threads(0), Error);
   EXPECT_THROW(set_num_threads(-3), Error);
+}
+
+TEST_F(Parallel, RefusesToResizeInsideABody) {
+  set_num_threads(2);
+  EXPECT_THROW(parallel_for(0, 8, 1, [](std::int64_t, std::int64_t) { set_num_threads(3); }),
+               Error);
+  EXPECT_EQ(num_threads(), 2);
+  EXPECT_EQ(visits(100, 1), std::vector<int>(100, 1));
+}
+
+TEST_F(Parallel, ExtremeRanges) {
+  set_num_threads(4);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(visits(8, kMost), std::vector<int>(8, 1));
+  for (std::int64_t begin : {std::int64_t{0}, std::int64_t{1} << 62, -kMost / 2}) {
+    const std::int64_t end = begin < 0 ? kMost / 2 : kMost;
+    std::atomic<std::int64_t> covered{0};
+    std::atomic<bool> bad{false};
+    parallel_for(begin, end, 1, [&](std::int64_t b, std::int64_t e) {
+      if (b < begin || e < b || end < e) bad = true;
+      covered += e - b;
+    });
+    EXPECT_FALSE(bad);
+    EXPECT_EQ(covered, end - begin);
+  }
+}
+
+// Sanitizers neither start threads in a child nor live without memory.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// The child has none of the parent's threads, and perhaps a mutex that one of them held.
+TEST_F(Parallel, ForkedChildrenHaveAPoolOfTheirOwn) {
+  if (kSanitized) GTEST_SKIP();
+  set_num_threads(3);
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) visits(100, 1);
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);  // a hang ends as a signal
+      const bool before = num_threads() == 3 && visits(100, 1) == std::vector<int>(100, 1);
+      set_num_threads(2);
+      _exit(before && visits(100, 1) == std::vector<int>(100, 1) ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+  stop = true;
+  busy.join();
+}
+
+// With no memory for the stacks of more threads the caller works alone.
+TEST_F(Parallel, FewerThreadsThanWanted) {
+  if (kSanitized) GTEST_SKIP();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    set_num_threads(4);
+    const rlimit none{0, 0};
+    setrlimit(RLIMIT_AS, &none);
+    std::int64_t sum = 0;
+    parallel_for(0, 100, 1, [&](std::int64_t b, std::int64_t e) { sum += e - b; });
+    _exit(sum == 100 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST_F(Parallel, AnotherExecutorTakesOver) {

@@ -1,5 +1,8 @@
 """The switches of initialize for studies: one factor at a time, each with the formats it says."""
 
+import copy
+import pickle
+
 import fp8amp
 import pytest
 import torch
@@ -71,6 +74,21 @@ def test_dense_gemms_run_none_of_ours(monkeypatch):
     )
     with torch.autocast("cpu", torch.bfloat16):
         assert model(batch()).dtype is torch.bfloat16
+
+
+def assigned(model):
+    model.load_state_dict(net().state_dict(), assign=True)
+    return model
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), assigned])
+def test_a_copy_of_a_model_with_fp32_masters_keeps_the_state_formats(copied):
+    model = copied(fp8amp.initialize(net(), master_format=F32))
+    opt = fp8amp.optim.AdamW(model.parameters())
+    train(model, opt, 1)
+    assert formats(model, opt) == (F32, E4M3, E4M3, FP16)
+    assert fp8amp.memory_report(model, opt).fp8_parameters == 1024
+    assert vars(fp8amp.to_dense(model)[0].weight) == {}
 
 
 def test_an_e4m3_master_is_its_own_fp8_copy():

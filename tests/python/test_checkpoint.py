@@ -173,6 +173,11 @@ def test_groups_hooks_and_extra_entries_follow_torch():
         (lambda s: s["state"][0].pop("exp_avg"), "'exp_avg'"),
         (lambda s: s["state"][0].update(exp_avg=torch.ones(3)), r"\(32, 16\).*\(3,\)"),
         (lambda s: s.pop("state"), "'state'"),
+        (lambda s: s.update(param_groups=3), "'param_groups'.*int"),
+        (lambda s: s["param_groups"][0].pop("params"), "group 0.*'params'"),
+        (lambda s: s["param_groups"][0].pop("lr"), "group 0.*'lr'"),
+        (lambda s: s["param_groups"][0].update(lr=float("nan")), "group 0.*lr.*nan"),
+        (lambda s: s["param_groups"][0].update(amsgrad=True), "group 0.*amsgrad"),
     ],
 )
 def test_a_bad_optimizer_file_is_refused_and_nothing_changes(change, text):

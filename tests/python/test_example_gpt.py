@@ -1,82 +1,20 @@
-"""examples/gpt: what a run leaves, exact resume, interruption, data, refusal of bad arguments."""
+"""examples/gpt: what a run leaves, exact resume, comparison, data."""
 
 import json
-import os
-import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpt"))
+from gpt_runs import assert_same, metrics
 
 import data as gpt_data
-import train
-import trainer
+
+pytest_plugins = ("gpt_runs",)
 
 SUMMARY_KEYS = {
     "precision", "parameters", "final_val_loss", "tokens_per_second", "bytes_per_parameter", "steps", "seed",
     "torch", "fp8amp", "isa", "peak_memory_bytes", "data", "block_size", "batch_size", "threads", "device",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """A file of text in which there is something to learn."""
-    file = tmp_path_factory.mktemp("text") / "words.txt"
-    words = ["scale", "amax", "rounds", "to nearest", "the moment", "a weight", "of", "and", "\n"]
-    chosen = np.random.default_rng(0).choice(words, 8000)
-    file.write_text(" ".join(chosen))
-    return file
-
-
-@pytest.fixture
-def run(text, capsys, monkeypatch, request):
-    """Runs train.py in this process with small settings: (exit status, stderr). Only the first test plots."""
-    if "plots" not in request.node.name:
-        monkeypatch.setattr(train.report, "plot_losses", lambda *_: False)
-
-    def call(*options):
-        small = "--block-size 16 --batch-size 4 --eval-batches 2 --eval-every 2 --steps 6 --sample 8".split()
-        small += ["--device", "cpu", "--threads", "1", "--data", str(text)]
-        try:
-            status = train.main([*small, *map(str, options)])
-        except SystemExit as stop:
-            status = stop.code
-        return status, capsys.readouterr().err.strip()
-
-    threads = torch.get_num_threads()
-    yield call
-    torch.set_num_threads(threads)
-
-
-def metrics(out):
-    """The rows of metrics.jsonl but for the times."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
-
-
-def assert_same(a, b):
-    """Equal bits in nested states."""
-    assert type(a) is type(b)
-    if isinstance(a, torch.Tensor):
-        if hasattr(a, "payload"):
-            assert torch.equal(a.payload.view(torch.uint8), b.payload.view(torch.uint8))
-            assert torch.equal(a.scale_inv, b.scale_inv)
-        else:
-            assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for name in a:
-            assert_same(a[name], b[name])
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    else:
-        assert a == b
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "O1", "O2"])
@@ -109,55 +47,6 @@ def test_resumed_run_has_the_bits_of_an_uninterrupted_one(run, tmp_path, precisi
     assert_same(*(torch.load(out / "checkpoint.pt") for out in (whole, parts)))
 
 
-def test_rows_after_the_checkpoint_are_dropped(run, tmp_path):
-    """A run that was killed resumes at its last checkpoint, and the metrics show each step once."""
-    same = ("--precision", "O2", "--out", tmp_path, "--checkpoint-every", 2)
-    run(*same, "--stop-at", 2)
-    checkpoint = (tmp_path / "checkpoint.pt").read_bytes()
-    run(*same, "--resume", "--stop-at", 5)
-    (tmp_path / "checkpoint.pt").write_bytes(checkpoint)
-    assert run(*same, "--resume")[0] == 0
-    assert [row["step"] for row in metrics(tmp_path)] == list(range(7))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_leaves_a_checkpoint(run, tmp_path, monkeypatch, number):
-    step = trainer.Trainer.step
-
-    def step_and_signal(self):
-        row = step(self)
-        if row["step"] == 2:
-            os.kill(os.getpid(), number)
-        return row
-
-    same = ("--precision", "O2", "--out", tmp_path / "out")
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "step", step_and_signal)
-        assert run(*same)[0] == 128 + number
-    status, error = run(*same)
-    assert status == 2 and "unfinished run" in error
-    assert run(*same, "--resume")[0] == 0
-    assert run("--precision", "O2", "--out", tmp_path / "whole")[0] == 0
-    assert metrics(tmp_path / "out") == metrics(tmp_path / "whole")
-
-
-def test_resume_refuses_another_run(run, tmp_path, text):
-    run("--precision", "fp32", "--out", tmp_path, "--stop-at", 2)
-    status, error = run("--precision", "fp32", "--out", tmp_path, "--resume", "--lr", 1e-4)
-    assert status == 2 and "--lr 0.001, not 0.0001" in error
-    other = tmp_path / "other.txt"
-    other.write_text(text.read_text()[::-1])
-    status, error = run("--precision", "fp32", "--out", tmp_path, "--resume", "--data", other)
-    assert status == 2 and "--data" in error
-
-
-def test_resume_of_a_finished_run_changes_nothing(run, tmp_path):
-    run("--precision", "O2", "--out", tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert run("--precision", "O2", "--out", tmp_path, "--resume")[0] == 0
-    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-
-
 @pytest.mark.parametrize("precision", ["fp32", "O2"])
 def test_activation_checkpointing_changes_no_bit(run, tmp_path, precision):
     plain, recomputed = tmp_path / "plain", tmp_path / "recomputed"
@@ -182,36 +71,6 @@ def test_comparison_plots_the_runs_together(run, tmp_path):
     assert len(metrics(tmp_path / "fp32")) == len(metrics(tmp_path / "O2")) == 7
     pytest.importorskip("matplotlib")
     assert (tmp_path / "loss.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--precision", "fp16"], "--precision"),
-        (["--size", "huge"], "--size"),
-        (["--steps", "0"], "--steps"),
-        (["--steps", "1.5"], "--steps"),
-        (["--lr", "-1"], "--lr"),
-        (["--lr", "nan"], "--lr"),
-        (["--min-lr", "1"], "--min-lr"),
-        (["--clip", "inf"], "--clip"),
-        (["--seed", "-1"], "--seed"),
-        (["--device", "tpu"], "--device"),
-        (["--val-fraction", "1"], "--val-fraction"),
-        (["--data", "no/such/file"], "--data"),
-        (["--block-size", "1000000"], "--block-size"),
-        (["--precision", "fp32", "--activations", "bf16"], "--activations"),
-        (["--tokenizer", "bpe", "--vocab-size", "100"], "--vocab-size"),
-        (["--unknown"], "--unknown"),
-    ],
-)
-def test_bad_argument_is_refused_in_one_line(run, tmp_path, options, named):
-    if "bpe" in options:
-        pytest.importorskip("tokenizers")
-    status, error = run("--out", tmp_path / "out", *options)
-    assert status == 2
-    assert named in error and error.count("\n") == 0
-    assert not (tmp_path / "out" / "checkpoint.pt").exists()
 
 
 def load(paths, cache, **changed):
@@ -239,6 +98,56 @@ def test_directory_is_read_but_for_what_is_no_text(tmp_path):
     data = load([tmp_path], tmp_path)
     read = data.tokenizer.decode([*data.train, *data.val])
     assert "äöü" in read and "plain" in read
+
+
+def test_files_that_are_no_text_are_refused(tmp_path, text):
+    np.save(tmp_path / "tokens.npy", np.arange(1000, dtype=np.uint16))
+    (tmp_path / "image.png").write_bytes(bytes(range(256)) * 10)
+    (tmp_path / "utf16.txt").write_text("a text " * 100, encoding="utf-16")
+    (tmp_path / "latin1.txt").write_text("ä text " * 100, encoding="latin-1")
+    for paths in (["tokens.npy", text], [text, "tokens.npy"]):
+        with pytest.raises(gpt_data.DataError, match=r"tokens\.npy.* alone"):
+            load([tmp_path / path for path in paths], tmp_path)
+    for name in ("image.png", "utf16.txt", "latin1.txt"):
+        with pytest.raises(gpt_data.DataError, match=f"{name} .*UTF-8"):
+            load([text, tmp_path / name], tmp_path)
+
+
+def test_damaged_token_files_are_refused(tmp_path):
+    np.save(tmp_path / "good.npy", np.arange(1000, dtype=np.uint16))
+    good = (tmp_path / "good.npy").read_bytes()
+    bad = {"empty.bin": b"", "odd.bin": b"123", "empty.npy": b"", "no.npy": b"123" * 100}
+    bad |= {"cut.npy": good[:500], "header.npy": good[:20] + b"}{" + good[22:], "start.npy": good[:20]}
+    bad |= {"huge.npy": good.replace(b"(1000,)", b"(9" + b"9" * 30 + b",)")}
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(gpt_data.DataError, match=name):
+            load([tmp_path / name], tmp_path)
+    np.savez(tmp_path / "archive.npz", np.arange(1000, dtype=np.uint16))
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    np.save(tmp_path / "objects.npy", np.array([{}, 1], dtype=object))
+    np.save(tmp_path / "scalar.npy", np.uint16(1))
+    for name in ("archive.npy", "objects.npy", "scalar.npy"):
+        with pytest.raises(gpt_data.DataError, match=name):
+            load([tmp_path / name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("words.txt", {"vocab_size": 256}, "--vocab-size"),
+        ("words.txt", {"token_dtype": "uint32"}, "--token-dtype"),
+        ("tokens.npy", {"token_dtype": "uint32"}, "--token-dtype"),
+        ("tokens.npy", {"tokenizer": "bpe"}, "--tokenizer"),
+        ("tokens.bin", {"tokenizer": "bpe"}, "--tokenizer"),
+    ],
+)
+def test_option_that_would_be_ignored_is_refused(tmp_path, name, options, named):
+    (tmp_path / "words.txt").write_text("words " * 1000)
+    np.save(tmp_path / "tokens.npy", np.arange(1000, dtype=np.uint16))
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    with pytest.raises(gpt_data.DataError, match=named):
+        load([tmp_path / name], tmp_path, **options)
 
 
 def test_bpe_reads_back_and_is_trained_once(tmp_path, text):

@@ -139,11 +139,22 @@ def test_clip_takes_one_tensor_a_generator_and_nothing():
         (dict(max_norm=math.nan), "nan"),
         (dict(max_norm="1"), "'1'"),
         (dict(max_norm=1.0, norm_type=0), "0"),
+        (dict(max_norm=1j), "max_norm.*1j"),
+        (dict(parameters=42), "parameters.*42"),
+        (dict(parameters=None), "parameters.*None"),
+        (dict(parameters=["a"]), "parameters.*'a'"),
     ],
 )
 def test_clip_names_bad_arguments(kwargs, text):
-    with pytest.raises(ValueError, match=text):
-        fp8amp.clip_grad_norm_([], **kwargs)
+    with pytest.raises((TypeError, ValueError), match=text):
+        fp8amp.clip_grad_norm_(**{"parameters": [], "max_norm": 1.0, **kwargs})
+
+
+def test_a_norm_beyond_all_numbers_clips_nothing():
+    p = nn.Parameter(torch.ones(2))
+    p.grad = torch.full((2,), 3.0)
+    fp8amp.clip_grad_norm_(p, 10**400)
+    assert float(p.grad[0]) == 3.0
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -168,6 +179,27 @@ def test_grad_scaler(level, unscale, bad):  # BR-082
         assert relative(model[0].weight.grad, twin[0].weight.grad) < 2.0**-4  # scale 1024 is a power of two
         twin_opt.step()
         assert relative(model[0].weight, twin[0].weight) < 1e-2
+
+
+@pytest.mark.parametrize("where", ["0.weight", "0.bias"])
+def test_grad_scaler_finds_one_bad_gradient_of_either_kind(where):
+    model, opt = trainer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(X).square().mean()).backward()
+    with torch.no_grad():
+        model.get_parameter(where).grad.view(-1)[0] = math.nan
+    scaler.unscale_(opt)
+    scaler.step(opt)
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+
+
+def test_adding_to_a_gradient_with_a_factor(model):
+    model(X).sum().backward()
+    grad = model[0].weight.grad
+    want, x = dense(grad) + 3.0 * dense(grad), dense(grad)
+    grad.add_(x, alpha=3.0)
+    assert is_fp8(grad) and relative(grad, want) < 2.0**-4
 
 
 @pytest.mark.parametrize(

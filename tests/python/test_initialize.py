@@ -230,6 +230,43 @@ def test_to_dense_is_stock_and_exact():
     assert all(torch.equal(dense(p), dense(q)) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_to_dense_rounds_to_the_logical_dtype_and_keeps_attributes(dtype):
+    model = net().to(dtype)
+    model[0].weight.tag, model[0].bias.tag = "weight", "bias"
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    fp8amp.initialize(model, opt, "O2")
+    model(X.to(dtype)).sum().backward()
+    opt.step()
+    plain = fp8amp.to_dense(model)
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert p.dtype is dtype and torch.equal(p, dense(q).to(dtype))
+    assert (plain[0].weight.tag, plain[0].bias.tag) == ("weight", "bias") and vars(plain[3].weight) == {}
+    assert torch.equal(model.state_dict()["0.weight"], dense(model[0].weight)), "exact, whatever the dtype"
+
+
+def test_hand_built_layers_beside_a_head_that_stays():
+    model = nn.Sequential(fp8amp.nn.Linear(64, 64, recipe=fp8amp.ConstantScaling(4)), nn.Linear(64, 10))
+    opt = torch.optim.AdamW(model.parameters())
+    fp8amp.initialize(model, opt, "O2", include="0")
+    assert converted(model) == ["0"] and model[0].recipe == fp8amp.ConstantScaling(4)
+    model(batch(columns=64)).sum().backward()
+    opt.step()
+    assert isinstance(opt.state[model[0].weight]["exp_avg"], ScaledTensor)
+    fp8amp.initialize(nn.Sequential(fp8amp.nn.Linear(64, 64), nn.Linear(64, 10)))
+
+
+def test_an_optimizer_of_fp8amp_keeps_its_policy():
+    model = net()
+    opt = fp8amp.optim.AdamW(model.parameters(), seed=7, master_rounding="stochastic", exp_avg_sq_format=torch.float32)
+    policy = opt.policy
+    with pytest.raises(ValueError, match=r"master_rounding=nearest.*master_rounding=stochastic"):
+        fp8amp.initialize(model, opt, "O2")
+    assert type(model[0]) is nn.Linear and opt.policy == policy
+    same_policy = dict(seed=7, master_rounding="stochastic", exp_avg_sq_format=torch.float32)
+    assert fp8amp.initialize(model, opt, "O2", **same_policy)[1] is opt and opt.policy == policy
+
+
 def test_a_second_model_in_the_process_is_independent():  # BR-046
     a, b = fp8amp.initialize(net()), net(1)
     fp8amp.initialize(b)
@@ -267,7 +304,13 @@ REFUSED = [
     (lambda m: dict(optimizer=torch.optim.AdamW(m.parameters(), differentiable=True)), ValueError, "differentiable"),
     (lambda m: dict(model=nn.Sequential(nn.LayerNorm(4), nn.ReLU())), ValueError, "no nn.Linear"),
     (lambda m: dict(model=nn.Sequential(nn.Linear(4, 4))), ValueError, "4 columns"),
-    (lambda m: dict(include="nothing"), ValueError, "not included"),
+    (lambda m: dict(include="nothing"), ValueError, "include.*'nothing'"),
+    (lambda m: dict(include=["0", "zzz"]), ValueError, r"include.*\['zzz'\]"),
+    (lambda m: dict(include=lambda n, module: False), ValueError, "not included"),
+    (lambda m: dict(include=nn.Linear), TypeError, "include.*Linear"),
+    (lambda m: dict(include=lambda n: True), TypeError, r"include.*\(name, module\)"),
+    (lambda m: dict(exclude=lambda: True), TypeError, r"exclude.*\(name, module\)"),
+    (lambda m: dict(optimizer=fp8amp.optim.AdamW(m.parameters(), seed=7)), ValueError, "seed=0.*seed=7"),
     (lambda m: dict(model=wrapped()), ValueError, "DataParallel"),
     (lambda m: dict(model=torch.compile(m)), ValueError, "torch.compile"),
     (lambda m: dict(recipe="current"), TypeError, "'current'"),
@@ -311,7 +354,7 @@ def test_twice_is_refused():  # BR-046
     opt = torch.optim.AdamW(model.parameters())
     fp8amp.initialize(model, opt, "O2")
     for again in (model, nn.Sequential(model), copy.deepcopy(model)):
-        with pytest.raises(ValueError, match=r"already.*O2"):
+        with pytest.raises(ValueError, match=r"already.*O2.*fp8amp\.optim\.AdamW\(model\.parameters\(\)\)"):
             fp8amp.initialize(again, opt, "O2")
     train(model, opt, 1)
 

@@ -1,5 +1,6 @@
 """The FP8 linear layer: values, shapes, strides, dtypes, and which GEMMs run (field reports C and D)."""
 
+import copy
 import math
 
 import fp8amp
@@ -110,6 +111,28 @@ def test_autocast_decides_the_output_dtype():  # BR-051
     )
 
 
+def test_autocast_leaves_float64_alone_as_torch_does():
+    m, stock, x = layer(16, 16), nn.Linear(16, 16).double(), batch().double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert m(x).dtype is stock(x).dtype is torch.float64
+        m.gemm = "none"
+        assert m(x).dtype is torch.float64
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+@pytest.mark.parametrize("gemm", ["fp8", "none"])
+@pytest.mark.parametrize("shape", [(2, 0), (0,), (3, 2, 0), (0, 0)])
+def test_no_input_features_give_the_bias(shape, gemm):
+    m, stock = layer(0, 5), nn.Linear(0, 5)
+    m.gemm = gemm
+    stock.bias.data = m.bias.detach()
+    x = torch.empty(shape, requires_grad=True)
+    y = m(x)
+    assert torch.equal(y, stock(x.detach()))
+    y.sum().backward()
+    assert x.grad.shape == shape and m.weight.grad.shape == (5, 0) and m.bias.grad.shape == (5,)
+
+
 def test_hand_made_scales_are_all_used():  # BR-017
     for bias in (0, 2, 3):
         m = layer(16, 16, bias=False, recipe=fp8amp.ConstantScaling(bias=bias))
@@ -206,6 +229,45 @@ def test_fp8_weight_is_made_once_per_version_and_never_stale(monkeypatch):  # BR
         m.zero_grad()
 
 
+@pytest.mark.parametrize("recipe", [fp8amp.CurrentScaling(), fp8amp.DelayedScaling(history=3)])
+@pytest.mark.parametrize("make", [lambda r: layer(16, 16, recipe=r), lambda r: Conv1D(16, 16, recipe=r)])
+def test_validating_in_inference_mode_leaves_training_alone(make, recipe, monkeypatch):
+    torch.manual_seed(0)
+    m, x = make(recipe), batch().requires_grad_()
+    twin, made, original = copy.deepcopy(m), [], _ops.quantize
+    monkeypatch.setattr(_ops, "quantize", lambda *a, **k: (made.append(a), original(*a, **k))[1])
+    m.eval()
+    with torch.inference_mode():
+        m(x)
+        m(x)
+    assert len([a for a in made if a[1] is not None]) == 1, "the copy of the weight serves a whole validation"
+    for trained in (m.train(), twin):
+        trained(x).sum().backward()
+    assert same(m.weight.grad, twin.weight.grad)
+    m.zero_grad()
+    with torch.inference_mode():
+        m(x)
+    m(x).sum().backward()
+
+
+def test_a_layer_may_run_twice_before_backward_with_delayed_scaling():
+    m = layer(16, 16, recipe=fp8amp.DelayedScaling(history=3))
+    (m(batch(1)) + m(batch(2))).sum().backward()
+    assert float(m.x_history[0]) == 2 and float(m.gradient_history[0]) == 2
+    assert torch.allclose(dense(m.weight.grad), (batch(1) + batch(2)).sum(0).expand(16, 16), rtol=0.2, atol=0.5)
+
+
+def test_layers_take_their_input_by_the_stock_name():
+    m, conv, x = layer(16, 16), Conv1D(16, 16), batch()
+    assert torch.equal(m(input=x), m(x)) and torch.equal(conv(x=x), conv(x))
+
+
+def test_the_fp8_weight_follows_the_recipe():
+    w, x = layer(16, 16).weight.detach(), batch()
+    for recipe in (fp8amp.CurrentScaling(), fp8amp.ConstantScaling(-9), fp8amp.CurrentScaling()):
+        assert torch.equal(linear(x, w, recipe=recipe), linear(x, w.clone(), recipe=recipe))
+
+
 def test_conv1d_is_linear_with_a_transposed_weight():
     torch.manual_seed(0)
     conv, m = Conv1D(24, 32), layer(32, 24)
@@ -267,6 +329,17 @@ def test_operand_formats(monkeypatch):  # BR-130
         (lambda m: linear(torch.ones(3, 17), torch.ones(17)), ValueError, r"2-D.*\(17,\)"),
         (lambda m: linear(torch.ones(3, 17), m.weight, recipe=fp8amp.DelayedScaling()), ValueError, "DelayedScaling"),
         (lambda m: linear(torch.ones(3, 17), m.weight, recipe="current"), TypeError, "'current'"),
+        (lambda m: linear(torch.ones(3, 17), "w"), TypeError, "weight.*str"),
+        (lambda m: linear(torch.ones(3, 17), None), TypeError, "weight.*NoneType"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17, dtype=torch.int32)), TypeError, "weight.*int32"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17, dtype=torch.bool)), TypeError, "weight.*bool"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17) * 1j), TypeError, "weight.*complex64"),
+        (lambda m: linear(torch.ones(3, 17), torch.ones(5, 17).to_sparse()), TypeError, "weight.*sparse"),
+        (lambda m: linear(torch.ones(3, 17).to_sparse(), m.weight), TypeError, "x must.*sparse"),
+        (lambda m: linear(torch.ones(3, 17).to(E4M3), m.weight), TypeError, "x must.*float8_e4m3fn"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, [1.0] * 5), TypeError, "bias.*list"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, torch.ones(5, dtype=torch.int64)), TypeError, "bias.*int64"),
+        (lambda m: linear(torch.ones(3, 17), m.weight, torch.ones(5, device="meta")), ValueError, "bias.*meta"),
     ],
 )
 def test_bad_arguments_are_named(call, error, text):

@@ -136,7 +136,46 @@ def test_a_stock_model_takes_sixteen_bytes():
     assert fp8amp.memory_report(model, opt).bytes_per_parameter == pytest.approx(16.0, abs=0.1)
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_states_are_counted_before_the_first_step(level):
+    model = net()
+    opt = torch.optim.AdamW(model.parameters())
+    fp8amp.initialize(model, opt, level)
+    before = fp8amp.memory_report(model, opt)
+    train(model, opt, 1)
+    after = fp8amp.memory_report(model, opt)
+    assert {row.kind: (row.tensors, row.bytes) for row in before.rows} == {
+        row.kind: (row.tensors, row.bytes) for row in after.rows
+    }
+    assert before.bytes_per_parameter == after.bytes_per_parameter and before.uncounted == after.uncounted == 0
+    assert not any(row.allocated for row in before.rows if row.kind.removeprefix("plain ").startswith("exp_avg"))
+
+
+def test_states_that_nobody_can_foretell_are_said_to_be_missing():
+    model = net()
+    opt = torch.optim.AdamW(model.parameters())
+    for report in (fp8amp.memory_report(model, opt), fp8amp.memory_report(model)):
+        assert report.uncounted == 6 and "without optimizer states of 6 trainable tensors" in str(report)
+    train(model, opt, 1)
+    assert fp8amp.memory_report(model, opt).uncounted == 0
+
+
+def test_a_gradient_counts_in_the_format_it_will_have():
+    for grad_format, size in ((torch.float8_e4m3fn, 512 + 4), (None, 512 * 4)):
+        model = fp8amp.initialize(nn.Linear(16, 32, bias=False), grad_format=grad_format)
+        for _ in range(2):
+            rows = {row.kind: row.bytes for row in fp8amp.memory_report(model).rows}
+            assert rows["gradient"] == size
+            model(torch.randn(4, 16)).sum().backward()
+
+
 @pytest.mark.parametrize("args,text", [((3,), "model.*int"), ((net(), 3), "optimizer.*int")])
 def test_bad_arguments_are_named(args, text):
     with pytest.raises(TypeError, match=text):
         fp8amp.memory_report(*args)
+
+
+@pytest.mark.parametrize("call", [fp8amp.memory_bytes, fp8amp.fp8_layers])
+def test_a_string_is_refused_by_name(call):
+    with pytest.raises(TypeError, match=f"{call.__name__}.*str"):
+        call("x")

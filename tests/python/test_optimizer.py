@@ -13,7 +13,7 @@ import fp8amp
 import pytest
 import torch
 from fp8amp.optim import Adam, AdamW
-from fp8amp.scaled_tensor import scaled, scaled_weight
+from fp8amp.scaled_tensor import scaled, scaled_weight, version
 from torch import nn
 from twins import E4M3, FP16, batch, dense, is_fp8, net, same, same_training_state, snapshot, train, trainer, unchanged
 
@@ -261,6 +261,44 @@ def test_weights_written_by_others_are_followed():
     assert torch.allclose(dense(state["exp_avg"]), 0.9 * want, rtol=0.13, atol=float(want.abs().max()) / 2**10)
 
 
+@pytest.mark.parametrize("name,beta,tolerance", [("exp_avg", 0.9, 0.13), ("exp_avg_sq", 0.999, 2.0**-10)])
+@pytest.mark.parametrize("replace", [False, True])
+def test_states_written_or_replaced_by_others_are_followed(name, beta, tolerance, replace):
+    p = parameter([[1.0, 2.0, 3.0, 4.0]])
+    opt = Adam([p], lr=0.0)
+    give(p, [[1.0, 1.0, 1.0, 1.0]])
+    opt.step()
+    state = opt.state[p]
+    old = state[name]
+    if replace:  # by another object, written to as often, while the old one lives
+        other = scaled(dense(state[name]) * 1e3, state[name].format, scale_rounding="exact")
+        while version(other) < version(old):
+            other.mul_(1.0)
+        state[name] = other
+    else:
+        state[name].mul_(1e3)
+    want = dense(state[name])
+    give(p, [[0.0] * 4])
+    opt.step()
+    assert torch.allclose(dense(state[name]), beta * want, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("strided", [False, True])
+def test_plain_16_bit_parameters_are_updated_in_fp32_and_rounded_once(dtype, strided):
+    values = batch().to(dtype)
+    p = nn.Parameter(values.clone().t() if strided else values.clone())
+    q = nn.Parameter(p.detach().float())
+    opt, wide = AdamW([p], lr=0.05), AdamW([q], lr=0.05)
+    for step in range(3):
+        q.data.copy_(p.detach())
+        p.grad = batch(step, *p.shape).to(dtype)
+        q.grad = p.grad.float()
+        opt.step()
+        wide.step()
+        assert torch.equal(p, q.to(dtype)) and not torch.equal(p, values.t() if strided else values)
+
+
 def test_mixed_parameter_kinds_in_one_optimizer():  # BR-084
     torch.manual_seed(0)
     params = [
@@ -277,10 +315,39 @@ def test_mixed_parameter_kinds_in_one_optimizer():  # BR-084
     opt.step()
     for p, old in zip(params, before, strict=True):
         assert torch.allclose(dense(p), old * 0.999 - 0.1, rtol=0.01, atol=0.01)
-    with pytest.raises(TypeError, match="float64"):
-        q = nn.Parameter(torch.ones(2, dtype=torch.float64))
-        q.grad = torch.ones_like(q)
-        AdamW([q]).step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_a_dtype_that_no_step_takes_is_refused_at_once(dtype):
+    bad = nn.Parameter(torch.ones(2, dtype=dtype))
+    opt = AdamW([parameter([[1.0]])])
+    for call in (lambda: AdamW([bad]), lambda: opt.add_param_group({"params": bad})):
+        with pytest.raises(TypeError, match=str(dtype)):
+            call()
+    assert len(opt.param_groups) == 1
+    model = net()
+    model.extra = bad
+    stock = torch.optim.AdamW(model.parameters())
+    with pytest.raises(TypeError, match=str(dtype)):
+        fp8amp.initialize(model, stock)
+    assert type(stock) is torch.optim.AdamW and type(model[0]) is nn.Linear
+    bad.requires_grad_(False)  # a frozen one has no step: as the quantised weights of an adapter's base model
+    AdamW([bad, nn.Parameter(torch.ones(2, dtype=torch.int32), requires_grad=False)])
+
+
+@pytest.mark.parametrize("name,value", [("lr", math.nan), ("betas", (0.9, 2.0)), ("eps", "x"), ("lr", None)])
+def test_a_bad_group_is_found_before_any_group_changes(name, value):
+    model = fp8amp.initialize(net())
+    opt = AdamW([{"params": model[0].parameters()}, {"params": model[3].parameters()}])
+    train(model, opt, 1)
+    before = snapshot(model, opt)
+    opt.param_groups[1][name] = value
+    with pytest.raises((TypeError, ValueError), match=f"AdamW.*{name}"):
+        opt.step()
+    assert unchanged(before, model, opt) and opt.skipped_steps == 0
+    del opt.param_groups[1][name]
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        opt.step()
 
 
 def test_pickle_and_deepcopy():
@@ -308,6 +375,14 @@ def test_pickle_and_deepcopy():
         (dict(betas=(0.9, 1.0)), ValueError, "betas.*1.0"),
         (dict(betas=(math.nan, 0.9)), ValueError, "betas"),
         (dict(betas=0.9), ValueError, "betas.*0.9"),
+        (dict(betas="ab"), ValueError, "betas.*'ab'"),
+        (dict(betas=(None, 0.9)), TypeError, "betas.*None"),
+        (dict(betas=(torch.ones(2), 0.9)), ValueError, r"betas.*\(2,\)"),
+        (dict(eps=torch.ones(2)), ValueError, r"eps.*\(2,\)"),
+        (dict(lr=torch.tensor(1j)), TypeError, "lr.*1j"),
+        (dict(lr=10**400), ValueError, "lr.*inf"),
+        (dict(maximize="no"), TypeError, "maximize.*'no'"),
+        (dict(fused="x"), TypeError, "fused.*'x'"),
         (dict(weight_decay=-0.1), ValueError, "weight_decay"),
         (dict(weight_decay=math.inf), ValueError, "weight_decay.*inf"),
         (dict(amsgrad=True), ValueError, "amsgrad"),

@@ -220,6 +220,39 @@ def test_what_cannot_work_says_so(weight):
         weight.detach().resize_(3, 3)
 
 
+GOOD = dict(payload=torch.ones(2, dtype=torch.float16), scale_inv=torch.tensor(1.0), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "kwargs,error,text",
+    [
+        (dict(payload=torch.ones(2)), TypeError, "payload.*float32"),
+        (dict(payload=[1.0]), TypeError, "payload"),
+        (dict(payload=GOOD["payload"].to_sparse()), TypeError, "payload"),
+        (dict(scale_inv=1.0), TypeError, r"scale_inv.*1\.0"),
+        (dict(scale_inv=torch.ones(2)), ValueError, r"scale_inv.*\(2,\)"),
+        (dict(scale_inv=torch.tensor(1)), ValueError, "scale_inv.*int64"),
+        (dict(scale_inv=torch.tensor(math.nan)), ValueError, "scale_inv.*nan"),
+        (dict(scale_inv=torch.tensor(0.0)), ValueError, "scale_inv.*0.0"),
+        (dict(scale_inv=torch.ones((), device="meta")), ValueError, "scale_inv.*meta"),
+        (dict(dtype=torch.int32), TypeError, "dtype.*int32"),
+        (dict(dtype="float32"), TypeError, "dtype.*'float32'"),
+        (dict(role="banana"), ValueError, "role.*'banana'"),
+        (dict(scale_rounding="foo"), ValueError, "scale_rounding.*'foo'"),
+    ],
+)
+def test_the_constructor_names_bad_arguments(kwargs, error, text):
+    assert ScaledTensor(**GOOD).role == "tensor"
+    with pytest.raises(error, match=text):
+        ScaledTensor(**{**GOOD, **kwargs})
+
+
+@pytest.mark.parametrize("dtype", ["float32", torch.int32, 3])
+def test_dequantize_takes_floating_dtypes_alone(weight, dtype):
+    with pytest.raises(TypeError, match=f"dequantize: dtype.*{dtype}"):
+        weight.dequantize(dtype)
+
+
 def test_shared_memory_does_not_crash(model):
     model.share_memory()
     assert model[0].weight.is_shared() and torch.isfinite(model(X)).all()

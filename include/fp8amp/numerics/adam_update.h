@@ -5,7 +5,8 @@
 //   m' = M * m_keep + (1 - b1) * g     m_keep = b1 * m_scale_inv
 //   v' = V * v_keep + (1 - b2) * g^2   v_keep = b2 * v_scale_inv
 //   p' = P * p_keep - step * m' / (sqrt(v') + eps')
-//        step = lr * sqrt(1 - b2^t) / (1 - b1^t), eps' = eps * sqrt(1 - b2^t),
+//        step = lr * sqrt(1 - b2^t) / (1 - b1^t),
+//        eps' = eps * sqrt(1 - b2^t), at least 2^-126,
 //        p_keep = (1 - lr * weight_decay) * p_scale_inv for AdamW
 //
 // G, M, V, P are the decoded codes. The folded scalars change last bits against the textbook order:
@@ -72,10 +73,12 @@ FP8AMP_HD double integer_power(double b, std::uint32_t n) {
 // Cauchy-Schwarz on the two geometric sums: (1-b1)/sqrt(1-b2) * sqrt(sum_i<t (b1^2/b2)^i) *
 // sqrt(1-b2^t)/(1-b1^t); 1 at t = 1. The factor 1.25 is for the rounding of m and v. Capped: where
 // b1^2 > b2 the sum grows without end, and a scale made for it would leave the weights no bits. A
-// larger update saturates the largest weights for one step; the next step's scale fits them.
+// larger update saturates the largest weights for one step; the next step's scale fits them. With
+// b2 = 0 < b1 there is no other bound.
 inline constexpr double kMaxUpdateBound = 256;
 FP8AMP_HD double adam_update_bound(double b1, double b2, std::uint32_t t) {
-  const double r = b2 > 0 ? b1 * b1 / b2 : 0.0;
+  if (b2 == 0 && b1 > 0) return kMaxUpdateBound;
+  const double r = b1 > 0 ? b1 * b1 / b2 : 0.0;
   const double sum = r == 1.0 ? double(t) : (1 - integer_power(r, t)) / (1 - r);
   const double bound = 1.25 * (1 - b1) / std::sqrt(1 - b2) * std::sqrt(sum) *
                        std::sqrt(1 - integer_power(b2, t)) / (1 - integer_power(b1, t));
@@ -113,6 +116,10 @@ FP8AMP_HD float next_weight_scale(float bound, float format_max, float previous)
   return compute_scale(bound, format_max, ScaleRounding::kPowerOfTwo, 1, previous);
 }
 
+// Without a gradient ever, m' and v' are 0, and the update is 0 / eps'. Added to any sqrt(v') > 0
+// it is lost in rounding.
+inline constexpr float kMinEps = 0x1p-126f;
+
 FP8AMP_HD AdamScalars adam_scalars(const AdamHyperparameters& h, std::uint32_t t,
                                    float grad_multiplier, float p_scale_inv, float m_scale_inv,
                                    float v_scale_inv) {
@@ -124,7 +131,8 @@ FP8AMP_HD AdamScalars adam_scalars(const AdamHyperparameters& h, std::uint32_t t
   s.m_add = float(1 - h.beta1);
   s.v_keep = float(h.beta2) * v_scale_inv;
   s.v_add = float(1 - h.beta2);
-  s.eps = float(h.eps * correction2);
+  const float eps = float(h.eps * correction2);
+  s.eps = eps > kMinEps ? eps : kMinEps;
   s.step = float(h.lr * correction2 / correction1);
   const bool decoupled = h.decay == WeightDecay::kDecoupled;
   s.p_keep = decoupled ? float(1.0 - double(h.lr) * h.weight_decay) * p_scale_inv : p_scale_inv;

@@ -6,6 +6,9 @@
 //   FP16    1    5        10        65504   2^-14       2^-24          IEEE 754
 //   BF16    1    8        7         3.39e38 2^-126      2^-133         IEEE 754 layout
 //
+// Compile this layer with -ffp-contract=off (nvcc: --fmad=false) wherever its results must be those
+// of the library: GCC and nvcc fuse multiplications and additions by default.
+//
 // Source: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), IEEE 754-2019 (FP16).
 #pragma once
 #include <cstdint>

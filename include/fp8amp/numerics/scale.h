@@ -30,8 +30,8 @@ FP8AMP_HD float power_of_two(int n) { return bits_float(std::uint32_t(127 + n) <
 FP8AMP_HD float compute_scale(float amax, float format_max, ScaleRounding rounding, int margin = 0,
                               float previous = 1.0f) {
   if (!(amax > 0.0f) || !is_finite(amax)) return previous;
-  float scale = format_max / amax;  // Inf for a tiny amax: capped below
-  if (margin != 0) scale = scale * power_of_two(-margin);
+  // The margin first: the quotient may be Inf, for a tiny amax, and is capped below.
+  float scale = format_max * power_of_two(-margin) / amax;
   if (!(scale < kMaxScale)) return kMaxScale;
   if (rounding == ScaleRounding::kPowerOfTwo) scale = floor_power_of_two(scale);
   return scale > kMinScale ? scale : kMinScale;

@@ -225,30 +225,79 @@ inline std::uint32_t o2_store_moment(const AdamLoop& l, O2Block& b) {
   return largest_lane(max);
 }
 
-// 3: the weight.
-template <Rounding R>
-inline std::uint32_t o2_store_weight(const AdamLoop& l, const O2Block& b) {
+// Truncates to FP16: never to Inf.
+inline U16 truncate_to_halves(U32 lo, U32 hi) {
+#ifdef FP8AMP_SIMD_AVX512
+  return join_halves<U16>(
+      _mm512_maskz_cvtps_ph(kAll16, std::bit_cast<__m512>(lo), _MM_FROUND_TO_ZERO),
+      _mm512_maskz_cvtps_ph(kAll16, std::bit_cast<__m512>(hi), _MM_FROUND_TO_ZERO));
+#else
+  const __m128i a = _mm256_cvtps_ph(std::bit_cast<__m256>(lo), _MM_FROUND_TO_ZERO);
+  const __m128i b = _mm256_cvtps_ph(std::bit_cast<__m256>(hi), _MM_FROUND_TO_ZERO);
+  return std::bit_cast<U16>(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1));
+#endif
+}
+
+// 3, stochastic: random bits below FP16's last one, and a conversion that truncates. That is right
+// for normal FP16 numbers and 0; a block with anything else is done again from the kept values.
+inline std::uint32_t o2_store_weight_stochastic(const AdamLoop& l, O2Block& b) {
+  constexpr std::uint32_t kMinNormal = 0x38800000u;  // 2^-14
   const F32 p_keep = all(l.scalars.p_keep), step = all(l.scalars.step),
             p_scale = all(l.scalars.p_scale);
   BlockWords words(l.p_key, b.first);
   const std::int64_t n = b.n;
   std::uint16_t* const codes = b.p;
   U16 max{};
+  U32 smallest = ~U32{};  // magnitude - 1: zeros are large
   for (std::int64_t i = 0; i < n; i += kGroup) {
-    Group w;
+    const RandomGroup random = words.next();
     for (int j = 0; j < 2; ++j) {
+      std::uint16_t* p = codes + i + j * (kGroup / 2);
       F32 P[2];
-      load_halves(codes + i + j * (kGroup / 2), P[0], P[1]);
-      for (int k = 0; k < 2; ++k)
-        w.v[2 * j + k] = P[k] * p_keep - step * load<F32>(b.update + i + (2 * j + k) * kLanes);
-      if constexpr (R == Rounding::kNearest)
-        store(codes + i + j * (kGroup / 2),
-              signed_floats_to_halves(w.v[2 * j] * p_scale, w.v[2 * j + 1] * p_scale));
+      U32 sum[2];
+      load_halves(p, P[0], P[1]);
+      for (int k = 0; k < 2; ++k) {
+        float* update = b.update + i + (2 * j + k) * kLanes;
+        const F32 w = P[k] * p_keep - step * load<F32>(update);
+        store(update, w);
+        const U32 scaled = bits(w * p_scale), below = (scaled & 0x7fffffffu) - 1u;
+        smallest = smallest < below ? smallest : below;
+        sum[k] = scaled + (random.r[2 * j + k] >> (numerics::kRandomBits - 13));
+      }
+      const U16 h = truncate_to_halves(sum[0], sum[1]);
+      store(p, h);
+      max = max_codes(max, h & std::uint16_t(0x7fff));
     }
-    if constexpr (R == Rounding::kStochastic)
-      encode_group<Fp16, R, Overflow::kSaturate>(codes + i, w, l.scalars.p_scale, words.next());
-    for (int j = 0; j < 2; ++j)
-      max = max_codes(max, load<U16>(codes + i + j * (kGroup / 2)) & std::uint16_t(0x7fff));
+  }
+  std::uint32_t least = ~0u;
+  for (int i = 0; i < kLanes; ++i) least = least < smallest[i] ? least : smallest[i];
+  const std::uint32_t largest = largest_lane(max);
+  if (least >= kMinNormal - 1 && largest < Fp16::kMaxCode) [[likely]]
+    return largest;
+  std::uint32_t mended = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t random = numerics::random_bits(l.p_key, b.first + std::uint64_t(i));
+    codes[i] = numerics::encode<Fp16>(b.update[i] * l.scalars.p_scale, Rounding::kStochastic,
+                                      Overflow::kSaturate, random);
+    mended = std::max<std::uint32_t>(mended, codes[i] & 0x7fffu);
+  }
+  return mended;
+}
+
+// 3, nearest.
+inline std::uint32_t o2_store_weight_nearest(const AdamLoop& l, const O2Block& b) {
+  const F32 p_keep = all(l.scalars.p_keep), step = all(l.scalars.step),
+            p_scale = all(l.scalars.p_scale);
+  const std::int64_t n = b.n;
+  std::uint16_t* const codes = b.p;
+  U16 max{};
+  for (std::int64_t i = 0; i < n; i += kGroup / 2) {
+    F32 P[2], w[2];
+    load_halves(codes + i, P[0], P[1]);
+    for (int k = 0; k < 2; ++k) w[k] = P[k] * p_keep - step * load<F32>(b.update + i + k * kLanes);
+    const U16 h = signed_floats_to_halves(w[0] * p_scale, w[1] * p_scale);
+    store(codes + i, h);
+    max = max_codes(max, h & std::uint16_t(0x7fff));
   }
   return largest_lane(max);
 }
@@ -283,7 +332,8 @@ AdamMaxima adam_o2_rounded(const AdamLoop& l) {
     if (nan_inputs) [[unlikely]]
       for (std::int64_t k = 0; k < b.n; ++k)
         if (b.moment[k] != b.moment[k]) b.m[k] = E4M3::kNaNCode, m = E4M3::kNaNCode;
-    std::uint32_t p = o2_store_weight<kWeight>(l, b);
+    std::uint32_t p = kWeight == Rounding::kStochastic ? o2_store_weight_stochastic(l, b)
+                                                       : o2_store_weight_nearest(l, b);
     if (p >= kHalfInf) [[unlikely]]
       p = mend_halves(b.p, b.n);
     max = {std::max(max.p, p), std::max(max.m, m), std::max(max.v, v)};

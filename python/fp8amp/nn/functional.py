@@ -11,6 +11,7 @@ Face) gives Y = X W.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -39,11 +40,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, recipe: Rec
 
     Args:
         x: [..., in], float32, float16, bfloat16 or float64; any strides, empty too.
-        weight: [out, in]: a ScaledTensor (its gradient is a ScaledTensor too) or a plain floating tensor.
-        bias: [out] or None, any floating dtype. It is added in FP32.
+        weight: [out, in]: a ScaledTensor (its gradient is a ScaledTensor too) or a plain tensor of these dtypes.
+        bias: [out] or None, of these dtypes. It is added in FP32.
         recipe: CurrentScaling() by default. DelayedScaling needs the history that a module keeps: use fp8amp.nn.Linear.
 
-    Returns: [..., out] in the dtype of x, or in autocast's inside autocast.
+    Returns: [..., out] in the dtype of x, or in autocast's inside autocast (which leaves float64 alone).
+
+    A second differentiation (create_graph=True, then backward through the gradient) is not supported: torch says that
+    the function is marked once_differentiable.
 
     Raises: TypeError or ValueError that names the argument.
     """
@@ -68,7 +72,7 @@ def scaled_linear(
     out_dtype = _output_dtype(x)
     if x.dtype not in _FLOATS:
         x = x.float()
-    rows = x.reshape(-1, x.shape[-1])
+    rows = _rows(x)
     xq, x_scale_inv = options.recipe.cast(
         *plain_operand(rows), E4M3, Overflow.SATURATE, x_history, options.update and not in_backward()
     )
@@ -93,7 +97,7 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None, options: Option
     path."""
     x = _checked(x, weight, bias, options.in_out)
     y: Tensor = _DenseLinear.apply(  # type: ignore[no-untyped-call]
-        x.reshape(-1, x.shape[-1]), weight, bias, options, _output_dtype(x)
+        _rows(x), weight, bias, options, _output_dtype(x)
     )
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
@@ -103,16 +107,22 @@ def in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
+def _rows(x: Tensor) -> Tensor:
+    """[..., in] -> [rows, in], for `in` of 0 too."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def _output_dtype(x: Tensor) -> torch.dtype:
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    casts = x.dtype is not torch.float64 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if casts else x.dtype
 
 
 def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, in_out: bool) -> Tensor:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(
-            f"linear: x must be a floating tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}"
-        )
+    _check_operand("x", x)
+    _check_operand("weight", weight)
+    if bias is not None:
+        _check_operand("bias", bias)
     if weight.dim() != 2:
         raise ValueError(f"linear: weight must be 2-D, got shape {tuple(weight.shape)}")
     features_in, features_out = weight.shape if in_out else (weight.shape[1], weight.shape[0])
@@ -122,7 +132,18 @@ def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, in_out: bool) -> Te
         raise ValueError(f"linear: bias must have shape ({features_out},), got {tuple(bias.shape)}")
     if x.device != weight.device:
         raise ValueError(f"linear: x is on {x.device} and weight on {weight.device}")
+    if bias is not None and bias.device != weight.device:
+        raise ValueError(f"linear: bias is on {bias.device} and weight on {weight.device}")
     return x.dequantize() if isinstance(x, ScaledTensor) else x
+
+
+def _check_operand(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"linear: {name} must be a tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise TypeError(f"linear: {name} must be dense, got layout {value.layout}")
+    if value.dtype not in _FLOATS and value.dtype is not torch.float64:
+        raise TypeError(f"linear: {name} must be float32, float16, bfloat16 or float64, got {value.dtype}")
 
 
 def _weight_gradient(dw: Tensor, format: torch.dtype | None, dtype: torch.dtype) -> Tensor:
@@ -176,8 +197,8 @@ class _ScaledLinear(torch.autograd.Function):
             x_scale_inv if need_x else None,
             wq if need_w else None,
             w_scale_inv if need_w else None,
-            gradient_history,
         )
+        ctx.gradient_history = gradient_history  # not saved: every backward writes to it, and autograd would object
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -185,11 +206,11 @@ class _ScaledLinear(torch.autograd.Function):
         none = (None,) * 10
         if dy is None:
             return none
-        xq, x_scale_inv, wq, w_scale_inv, history = ctx.saved_tensors
+        xq, x_scale_inv, wq, w_scale_inv = ctx.saved_tensors
         options: Options = ctx.options
         dx = dw = db = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            q, s = options.recipe.cast(*plain_operand(dy), E5M2, Overflow.NAN, history, options.update)
+            q, s = options.recipe.cast(*plain_operand(dy), E5M2, Overflow.NAN, ctx.gradient_history, options.update)
             if ctx.needs_input_grad[0]:
                 dx = _ops.gemm(q, s, wq, w_scale_inv, transpose_b=options.in_out, dtype=ctx.x_dtype)
             if ctx.needs_input_grad[1]:

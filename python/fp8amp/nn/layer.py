@@ -65,8 +65,20 @@ class ScaledWeight(nn.Module):
         for name in _HISTORIES:
             zeros = torch.zeros(self.recipe.window + 2, dtype=torch.float32, device=self.weight.device)
             self.register_buffer(name, zeros if self.recipe.window else None)
+        self._mark_plain_weight()
         if gradient_format is not None:
             watch_gradient(self.weight)
+
+    def _mark_plain_weight(self) -> None:
+        """A weight that is no ScaledTensor (master_format float32) is marked, so that the optimizer's formats hold
+        for it; torch's deepcopy and assign=True lose the mark."""
+        weight: Any = self._parameters.get("weight")
+        if weight is not None and not isinstance(weight, ScaledTensor):
+            weight.fp8amp_managed = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._mark_plain_weight()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; see fp8amp.nn.functional.linear."""
@@ -109,6 +121,7 @@ class ScaledWeight(nn.Module):
                 )
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+        self._mark_plain_weight()
         # a checkpoint of a stock model, or of another recipe, has no histories: the warm-up starts again
         missing_keys.extend(key for key in missing if key.removeprefix(prefix) not in _HISTORIES)
         if self.x_history is None:

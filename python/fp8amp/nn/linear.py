@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..recipe import Recipe, check_recipe
 from .layer import ScaledWeight, make_scaled
@@ -33,3 +33,7 @@ class Linear(ScaledWeight, nn.Linear):
         nn.Linear.__init__(self, in_features, out_features, bias, device, dtype)
         make_scaled(self)
         self.adopt(recipe)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]; see fp8amp.nn.functional.linear."""
+        return super().forward(input)

@@ -41,7 +41,8 @@ def fp8_weight(weight: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
         and kept.recipe == recipe
     ):
         return kept.payload, kept.scale_inv
-    payload, scale_inv = recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE)
+    with torch.inference_mode(False):  # the next training step saves the copy for backward
+        payload, scale_inv = recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE)
     weight._fp8_copy = _Copy(weight._payload, now, recipe, payload, scale_inv) if now >= 0 else None
     return payload, scale_inv
 

@@ -13,7 +13,7 @@ seeds give equal bits and an interrupted run resumes exactly.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +24,9 @@ from .. import _ops
 from ..nn.weight_cache import drop_fp8_weight
 from ..policies import E4M3, FP16
 from ..scaled_tensor import ScaledTensor, plain_operand, version
+from .groups import check_group, check_parameter
 from .loading import load_state_dict
 from .state import StatePolicy, convert_state, make_state, parse_policy, stored_amax
-
-_PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _Entry(NamedTuple):
@@ -109,10 +108,17 @@ class Adam(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; the group's hyper-parameters are checked."""
+        """As torch's; the group's hyper-parameters and dtypes are checked."""
+        caller = type(self).__name__
         if isinstance(param_group, dict):
-            check_group(type(self).__name__, {**self.defaults, **param_group})
+            check_group(caller, {**self.defaults, **param_group})
         super().add_param_group(param_group)
+        try:
+            for parameter in self.param_groups[-1]["params"]:
+                check_parameter(caller, parameter)
+        except TypeError:
+            self.param_groups.pop()
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "policy": self.policy}
@@ -142,8 +148,8 @@ class Adam(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. Returns what `closure` returned, if there is one.
 
-        Raises RuntimeError if a gradient is sparse, TypeError if a parameter has a dtype that is not supported;
-        nothing has changed then.
+        Raises RuntimeError if a gradient is sparse, TypeError if a parameter has a dtype that is not supported,
+        TypeError or ValueError if a hyper-parameter of any group is bad; nothing has changed then.
         """
         loss = None
         if closure is not None:
@@ -169,11 +175,13 @@ class Adam(Optimizer):
         changes."""
         found: list[tuple[dict[str, Any], list[tuple[Tensor, Tensor, int]]]] = []
         index = 0
+        caller = f"{type(self).__name__}.step"
         for group in self.param_groups:
+            check_group(caller, group)
             members = []
             for p in group["params"]:
                 if p.grad is not None:
-                    _check_parameter(type(self).__name__, p, p.grad)
+                    _check_gradient(caller, p, p.grad)
                     members.append((p, p.grad.detach(), index))
                 index += 1
             found.append((group, members))
@@ -354,32 +362,9 @@ def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
     return torch.full((), float(value), dtype=torch.float32, device=device)
 
 
-def _check_parameter(caller: str, parameter: Tensor, grad: Tensor) -> None:
+def _check_gradient(caller: str, parameter: Tensor, grad: Tensor) -> None:
+    check_parameter(caller, parameter)
     if grad.layout is not torch.strided:
         raise RuntimeError(f"{caller}: sparse gradients are not supported, got layout {grad.layout}")
-    if isinstance(parameter, ScaledTensor):
-        if not parameter.payload.is_contiguous():
-            raise TypeError(f"{caller}: the payload of a ScaledTensor parameter must be contiguous")
-    elif parameter.dtype not in _PLAIN:
-        raise TypeError(f"{caller}: parameters must be float32, float16 or bfloat16, got {parameter.dtype}")
-
-
-def check_group(caller: str, group: dict[str, Any]) -> None:
-    """ValueError or TypeError if a hyper-parameter of a param group is out of range, NaN or unsupported."""
-    lr, eps, decay, betas = group["lr"], group["eps"], group["weight_decay"], group["betas"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError(f"{caller}: lr must be one number, got a tensor of shape {tuple(lr.shape)}")
-    if not isinstance(betas, Iterable) or len(tuple(betas)) != 2:
-        raise ValueError(f"{caller}: betas must be two numbers, got {betas!r}")
-    values = {"lr": lr, "eps": eps, "weight_decay": decay}
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
-            raise TypeError(f"{caller}: {name} must be a number, got {value!r}")
-        if not 0.0 <= float(value) < float("inf"):
-            raise ValueError(f"{caller}: {name} must be a finite number of at least 0, got {float(value)}")
-    for beta in betas:
-        if not 0.0 <= float(beta) < 1.0:
-            raise ValueError(f"{caller}: betas must be from 0 to below 1, got {tuple(map(float, betas))}")
-    for name in ("amsgrad", "differentiable"):
-        if group.get(name):
-            raise ValueError(f"{caller}: {name} must be False, got {group[name]!r}: it has no low-precision form here")
+    if isinstance(parameter, ScaledTensor) and not parameter.payload.is_contiguous():
+        raise TypeError(f"{caller}: the payload of a ScaledTensor parameter must be contiguous")

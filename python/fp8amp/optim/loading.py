@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from .groups import check_group
 from .state import check_state, convert_state
 
 
@@ -24,9 +25,15 @@ def load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
         if replaced is not None:
             state_dict = replaced
     saved, groups = state_dict["param_groups"], optimizer.param_groups
+    if not isinstance(saved, (list, tuple)) or not isinstance(state_dict["state"], dict):
+        seen = f"{type(saved).__name__} and {type(state_dict['state']).__name__}"
+        raise ValueError(f"{caller}: 'param_groups' must be a list and 'state' a dict, got {seen}")
     if len(saved) != len(groups):
         raise ValueError(f"{caller}: state_dict has {len(saved)} parameter groups, the optimizer {len(groups)}")
     for index, (theirs, ours) in enumerate(zip(saved, groups, strict=True)):
+        if not isinstance(theirs, dict) or not isinstance(theirs.get("params"), (list, tuple)):
+            raise ValueError(f"{caller}: group {index} must be a dict with a list 'params', got {_described(theirs)}")
+        check_group(f"{caller}: group {index}", theirs)
         if len(theirs["params"]) != len(ours["params"]):
             raise ValueError(
                 f"{caller}: group {index} has {len(theirs['params'])} parameters in state_dict, "

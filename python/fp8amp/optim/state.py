@@ -94,6 +94,15 @@ def make_state(parameter: Tensor, policy: StatePolicy) -> State:
     }
 
 
+def state_bytes(parameter: Tensor, policy: StatePolicy) -> dict[str, int]:
+    """The bytes of each entry that `make_state` makes."""
+    moments = [
+        parameter.numel() * format.itemsize + (0 if format is torch.float32 else 4)
+        for format in _formats(parameter, policy)
+    ]
+    return {"step": 4, "exp_avg": moments[0], "exp_avg_sq": moments[1], "amax": 16}
+
+
 def stored_amax(x: Tensor) -> Tensor:
     """max |x| of the stored values of a plain or scaled tensor, 0-d float32."""
     numbers, scale_inv = plain_operand(x)

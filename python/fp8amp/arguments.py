@@ -1,0 +1,32 @@
+"""Reading a number that a user gave."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from torch import Tensor
+
+
+def number(value: Any, argument: str) -> float:
+    """A real number, or a tensor of one, as a float (infinite beyond the largest); TypeError or ValueError naming
+    `argument` otherwise."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{argument} must be one number, got a tensor of shape {tuple(value.shape)}")
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{argument} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value >= 1 else -math.inf  # type: ignore[operator]
+
+
+def finite(value: Any, argument: str, low: float) -> float:
+    """As `number`, and finite and at least `low`; ValueError otherwise."""
+    got = number(value, argument)
+    if not low <= got < math.inf:
+        raise ValueError(f"{argument} must be a finite number of at least {low:g}, got {got}")
+    return got

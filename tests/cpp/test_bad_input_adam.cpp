@@ -1,0 +1,147 @@
+// Adam refuses bad input, before anything is written.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "bad_input.h"
+
+namespace fp8amp {
+namespace {
+
+struct Adam : testing::Test {
+  AdamParameter p =
+      make_adam_parameter(scaled({8, 4}, DType::kFloat16), scaled({8, 4}), Level::kO2, 0);
+
+  void expect_refused(AdamOptions options, const std::vector<std::string>& parts) {
+    std::string before(static_cast<const char*>(p.param.payload().data()),
+                       static_cast<std::size_t>(p.param.payload().nbytes()));
+    const std::size_t maxima = p.amax.defined() ? static_cast<std::size_t>(p.amax.numel()) : 0;
+    for (std::size_t i = 0; i < maxima; ++i) p.amax.mutable_data_as<float>()[i] = 5.0f;
+    const float step = *p.step.data_as<float>();
+    options.found_inf = scalar(7.0f);
+    expect_error([&] { adam_step({&p, 1}, options); }, parts);
+    EXPECT_EQ(std::memcmp(before.data(), p.param.payload().data(), before.size()), 0);
+    EXPECT_EQ(std::memcmp(&step, p.step.data(), sizeof step), 0);
+    for (std::size_t i = 0; i < maxima; ++i) EXPECT_EQ(p.amax.data_as<float>()[i], 5.0f);
+    EXPECT_EQ(*options.found_inf.data_as<float>(), 7.0f);
+  }
+};
+
+TEST_F(Adam, Hyperparameters) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  expect_refused({.lr = nan}, {"adam_step", "lr", "nan"});
+  expect_refused({.betas = {1.0, 0.999}}, {"betas[0]", "1.0"});
+  expect_refused({.betas = {0.9, -0.1}}, {"betas[1]", "-0.1"});
+  expect_refused({.eps = -1.0f}, {"eps", "-1.0"});
+  expect_refused({.eps = nan}, {"eps", "nan"});
+  expect_refused({.weight_decay = INFINITY}, {"weight_decay", "inf"});
+  expect_refused({.grad_scale = tensor({3})}, {"grad_scale", "[3]"});
+}
+
+TEST_F(Adam, States) {
+  expect_refused({.level = Level::kO1}, {"exp_avg", "float32", "float8_e4m3"});
+  AdamParameter good = p;
+  p.exp_avg = scaled({4, 8});
+  expect_refused({}, {"exp_avg", "[8, 4]", "[4, 8]"});
+  p = good;
+  p.grad = scaled({8, 5});
+  expect_refused({}, {"grad", "[8, 4]", "[8, 5]"});
+  p = good;
+  p.amax = tensor({3});
+  expect_refused({}, {"amax", "[4]", "[3]"});
+  p = good;
+  p.exp_avg_sq = ScaledTensor(tensor({8, 4}, DType::kFloat16));
+  expect_refused({}, {"adam_step", "exp_avg_sq", "scale_inv"});
+  p = good;
+  p.grad = scaled({8, 4}, DType::kE4M3);
+  p.grad = ScaledTensor(p.grad.payload(), tensor({}, DType::kFloat16));
+  expect_refused({}, {"adam_step", "grad.scale_inv", "float16"});
+}
+
+TEST_F(Adam, FloatStatesHaveNoScale) {
+  const ScaledTensor scaled_floats(tensor({8, 4}), scalar(0.5f));
+  const AdamParameter good = make_adam_parameter(tensor({8, 4}), scaled({8, 4}), Level::kO1, 0);
+  p = good, p.param = scaled_floats;
+  expect_refused({}, {"param", "no scale_inv", "float32"});
+  p = good, p.exp_avg = scaled_floats;
+  expect_refused({}, {"exp_avg", "no scale_inv", "float32"});
+  p = good, p.exp_avg_sq = scaled_floats;
+  expect_refused({}, {"exp_avg_sq", "no scale_inv", "float32"});
+}
+
+TEST_F(Adam, ScalesHaveAReciprocal) {
+  const AdamParameter good = p;
+  for (float bad : {0.0f, -1.0f, NAN, INFINITY, 0x1p-127f, 0x1p127f}) {
+    p = good, p.param = with_scale_inv(good.param, bad);
+    expect_refused({}, {"param.scale_inv", "2^-126"});
+    p = good, p.exp_avg = with_scale_inv(good.exp_avg, bad);
+    expect_refused({}, {"exp_avg.scale_inv", "2^-126"});
+    p = good, p.exp_avg_sq = with_scale_inv(good.exp_avg_sq, bad);
+    expect_refused({}, {"exp_avg_sq.scale_inv", "2^-126"});
+  }
+}
+
+TEST_F(Adam, StepCount) {
+  for (const auto& [value, text] :
+       {std::pair{-1.0f, "-1"}, {NAN, "nan"}, {1e20f, "1000000"}, {0x1p24f, "16777216"}}) {
+    p.step = scalar(value);
+    expect_refused({}, {"adam_step", "step", text});
+  }
+  p.step = scalar(0x1p24f - 1);
+  adam_step({&p, 1}, {});
+  EXPECT_EQ(*p.step.data_as<float>(), 0x1p24f);
+}
+
+TEST_F(Adam, MemoryIsNotShared) {
+  const AdamParameter good = p;
+  p.exp_avg = ScaledTensor(p.grad.payload(), scalar(1.0f));
+  expect_refused({}, {"adam_step", "exp_avg of parameter 0", "overlap", "grad of parameter 0"});
+  p = make_adam_parameter(tensor({8, 4}), tensor({8, 4}), Level::kO1, 0);
+  p.exp_avg_sq = p.exp_avg;
+  expect_refused({}, {"exp_avg", "overlap", "exp_avg_sq"});
+  p = good;
+  const AdamParameter twice[] = {p, p};
+  expect_error([&] { adam_step(twice, {}); }, {"adam_step", "parameter 1", "parameter 0"});
+  expect_error([&] { adam_update(twice, {}); }, {"adam_update", "parameter 1", "parameter 0"});
+  EXPECT_EQ(*p.step.data_as<float>(), 0.0f);
+  // gradients are only read, and nothing is in an empty tensor
+  AdamParameter other = make_adam_parameter(scaled({8, 4}, DType::kFloat16), p.grad, Level::kO2, 1);
+  AdamParameter empty = make_adam_parameter(tensor({0}), tensor({0}), Level::kO1, 2);
+  empty.param =
+      Tensor::view(static_cast<char*>(p.param.payload().mutable_data()) + 4, DType::kFloat32, {0});
+  const AdamParameter apart[] = {p, other, empty};
+  adam_step(apart, {});
+  EXPECT_EQ(*p.step.data_as<float>(), 1.0f);
+}
+
+TEST_F(Adam, TheWholeListIsCheckedBeforeAnyWrite) {
+  AdamParameter bad = make_adam_parameter(tensor({4}), tensor({4}), Level::kO1, 1);
+  bad.exp_avg = {};
+  p.amax.mutable_data_as<float>()[3] = 5.0f;
+  const AdamParameter list[] = {p, bad};
+  expect_error([&] { adam_step(list, {}); }, {"adam_step", "exp_avg", "undefined"});
+  EXPECT_EQ(p.amax.data_as<float>()[3], 5.0f);
+}
+
+TEST_F(Adam, EmptyList) {
+  const Tensor found_inf = scalar(7.0f);
+  adam_step({}, {.found_inf = found_inf});
+  EXPECT_EQ(*found_inf.data_as<float>(), 0.0f);
+  adam_step({}, {});
+  expect_error([&] { adam_step({}, {.lr = NAN}); }, {"adam_step", "lr", "nan"});
+}
+
+TEST(BadInput, MakeAdamParameter) {
+  const ScaledTensor weight = scaled({4}, DType::kFloat16);
+  const auto make = [](const ScaledTensor& param, const ScaledTensor& grad) {
+    make_adam_parameter(param, grad, Level::kO2, 0);
+  };
+  expect_error([&] { make(weight, {}); }, {"make_adam_parameter", "grad", "undefined"});
+  expect_error([&] { make(weight, scaled({5})); }, {"make_adam_parameter", "grad", "[4]", "[5]"});
+  expect_error([&] { make(tensor({4}, DType::kFloat16), scaled({4})); },
+               {"make_adam_parameter", "param", "scale_inv", "plain float16"});
+  expect_error([&] { make({}, scaled({4})); }, {"make_adam_parameter", "param", "undefined"});
+}
+
+}  // namespace
+}  // namespace fp8amp
