@@ -49,9 +49,16 @@ void grad_amax(const AdamArgs& args, float* found_inf) {
 
 void adam(const AdamArgs& args) {
   const auto stream = static_cast<cudaStream_t>(args.stream);
-  const Scratch scratch(stream, kMaxAdamTensors * sizeof(AdamWork));
+  const Scratch scratch(stream, kMaxAdamTensors * sizeof(AdamWork) + sizeof(std::uint32_t));
+  auto* const work = static_cast<AdamWork*>(scratch.data());
+  auto* const skip = reinterpret_cast<std::uint32_t*>(work + kMaxAdamTensors);
+  FP8AMP_CUDA_CHECK(cudaMemsetAsync(skip, 0, sizeof *skip, stream));
+  for_each_batch(args, [&](AdamBatch b, dim3) {
+    b.skip = skip;
+    FP8AMP_LAUNCH(check_gradients_kernel, dim3(1), dim3(kMaxAdamTensors), 0, stream, b);
+  });
   for_each_batch(args, [&](AdamBatch b, dim3 blocks) {
-    b.work = static_cast<AdamWork*>(scratch.data());
+    b.work = work, b.skip = skip;
     FP8AMP_LAUNCH(prepare_adam_kernel, dim3(1), dim3(kMaxAdamTensors), 0, stream, b);
     if (blocks.x) FP8AMP_LAUNCH(adam_kernel, blocks, dim3(kThreads), 0, stream, b);
     FP8AMP_LAUNCH(finish_adam_kernel, dim3(1), dim3(kMaxAdamTensors), 0, stream, b);

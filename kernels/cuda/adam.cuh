@@ -1,6 +1,6 @@
-// Adam over a batch of tensors. Three launches: prepare (a thread a tensor: the scalars of the step
-// and the new scales, from bounds), update (a block a chunk of a tensor), finish (scales, maxima
-// and step numbers). Nothing is read by the host.
+// Adam over a batch of tensors. Four launches: check (is every gradient finite?), prepare (a thread
+// a tensor: the scalars of the step and the new scales, from bounds), update (a block a chunk of a
+// tensor), finish (scales, maxima and step numbers). Nothing is read by the host.
 //
 // A thread takes 16 elements as the words they are stored in, and works on two of them at a time:
 // 24 registers of words at O2 instead of 64 of floats. numerics::adam_element is the definition.
@@ -33,8 +33,9 @@ struct AdamBatch {
   std::uint64_t seed;
   const float* grad_scale;  // may be null
   const float* found_inf;   // may be null
+  std::uint32_t* skip;      // not 0: no tensor of the step changes
 
-  __device__ __forceinline__ bool skipped() const { return found_inf && *found_inf != 0.0f; }
+  __device__ __forceinline__ bool skipped() const { return *skip != 0; }
 };
 
 // ---- words of 16 elements, and pairs of elements in them
@@ -265,6 +266,14 @@ inline __global__ void __launch_bounds__(kThreads)
 
 // ---- before and after: one thread for each tensor
 inline __global__ void __launch_bounds__(kMaxAdamTensors)
+    check_gradients_kernel(const __grid_constant__ AdamBatch b) {
+  const int t = static_cast<int>(threadIdx.x);
+  const bool bad = (t < b.count && !gradient_is_finite(b.tensors[t], b.grad_scale)) ||
+                   (b.found_inf && *b.found_inf != 0.0f);
+  if (bad) atomicMax(b.skip, 1u);
+}
+
+inline __global__ void __launch_bounds__(kMaxAdamTensors)
     prepare_adam_kernel(const __grid_constant__ AdamBatch b) {
   const int t = static_cast<int>(threadIdx.x);
   if (t >= b.count || b.skipped()) return;
@@ -328,7 +337,7 @@ inline __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x != 0) return;
   const float amax = __uint_as_float(max) * (x.g_scale_inv ? *x.g_scale_inv : 1.0f);
   atomicMax(reinterpret_cast<std::uint32_t*>(x.amax + 3), magnitude(amax));
-  if (!numerics::is_finite(amax)) *found_inf = 1.0f;
+  if (!numerics::is_finite(amax * (b.grad_scale ? fabsf(*b.grad_scale) : 1.0f))) *found_inf = 1.0f;
 }
 
 }  // namespace fp8amp::kernels::cuda

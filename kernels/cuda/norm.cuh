@@ -82,7 +82,7 @@ inline __global__ void finish_norm_kernel(const double* sum, float* norm) {
 inline __global__ void __launch_bounds__(kThreads)
     clip_kernel(const __grid_constant__ NormBatch b, const float* norm, float max_norm) {
   const float factor = max_norm / (*norm + 1e-6f);
-  if (!(factor < 1.0f) || !numerics::is_finite(*norm)) return;
+  if (!(factor < 1.0f)) return;
   const int t = b.tensor_of(blockIdx.x);
   const NormTensor& x = b.tensors[t];
   if (x.scale_inv) {

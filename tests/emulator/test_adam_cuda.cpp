@@ -165,6 +165,20 @@ TEST(CudaAdam, NonFiniteGradientSkipsAll) {
   EXPECT_EQ(device[0].step, before.step);
 }
 
+// grad_scale makes one gradient of many infinite.
+TEST(CudaAdam, NonFiniteByItsScaleSkipsAll) {
+  for (float grad_scale : {0x1p127f, INFINITY, NAN}) {
+    std::deque<Parameter> parameters;
+    for (std::uint32_t i = 0; i < 140; ++i) parameters.emplace_back(kPlain, 20, i);
+    parameters[135].g.as<float>()[7] = 1e10f;
+    StepRun run;
+    run.args.grad_scale = &grad_scale;
+    run.expect_equal_steps(parameters, 1);
+    EXPECT_EQ(run.found_inf, 1.0f);
+    run.found_inf = 0.0f;
+  }
+}
+
 TEST(CudaAdam, NanStatesAndHugeGradients) {
   const float grad_scale = 0x1p90f;
   Parameter p(kO2, 400, 5);
