@@ -60,17 +60,15 @@ struct Words {
   }
   // elements 2 k and 2 k + 1
   __device__ __forceinline__ float2 pair(int k) const {
-    if constexpr (T == DType::kFloat32)
+    if constexpr (T == DType::kFloat32) {
       return {__uint_as_float(w[2 * k]), __uint_as_float(w[2 * k + 1])};
-    float v[2];
-    if constexpr (T == DType::kFloat16) halves_to_floats(w[k], v);
-    if constexpr (T == DType::kE4M3) {
-      const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(
-          static_cast<__nv_fp8x2_storage_t>(w[k / 2] >> 16 * (k % 2)), __NV_E4M3);
-      const float2 f = __half22float2(__half2(h));
-      v[0] = f.x, v[1] = f.y;
+    } else if constexpr (T == DType::kFloat16) {
+      float v[2];
+      halves_to_floats(w[k], v);
+      return {v[0], v[1]};
+    } else {
+      return codes_to_pair<E4M3>(w[k / 2] >> 16 * (k % 2));
     }
-    return {v[0], v[1]};
   }
   // codes: of the pair, the first in the lower half (floats: their bits)
   __device__ __forceinline__ void set_pair(int k, std::uint32_t first, std::uint32_t second) {
@@ -88,27 +86,28 @@ struct AdamMaximum {
 };
 
 // ---- one value to its stored form; keeps the largest code
+template <class F>
+__device__ __forceinline__ std::uint32_t code_of(float value, float scale, Rounding rounding,
+                                                 std::uint32_t random, std::uint32_t& max) {
+  constexpr std::uint32_t kSign = F::kSign;
+  const std::uint32_t code =
+      rounding == Rounding::kNearest
+          ? nearest_codes<F>(value * scale, 0.0f) & (2 * kSign - 1)
+          : numerics::encode<F>(value * scale, rounding, Overflow::kSaturate, random);
+  max = numerics::max_bits(max, code & (kSign - 1));
+  return code;
+}
 template <DType T>
 __device__ __forceinline__ std::uint32_t store_form(float value, float scale, Rounding rounding,
                                                     std::uint32_t random, std::uint32_t& max) {
-  std::uint32_t code;
   if constexpr (T == DType::kFloat32) {
     max = numerics::max_bits(max, magnitude(value));
     return __float_as_uint(value);
   } else if constexpr (T == DType::kE4M3) {
-    code = rounding == Rounding::kNearest
-               ? nearest_codes<E4M3>(value * scale, 0.0f) & 0xffu
-               : numerics::encode<E4M3>(value * scale, Rounding::kStochastic, Overflow::kSaturate,
-                                        random);
-    max = numerics::max_bits(max, code & 0x7fu);
+    return code_of<E4M3>(value, scale, rounding, random, max);
   } else {
-    code = rounding == Rounding::kNearest
-               ? nearest_codes<Fp16>(value * scale, 0.0f) & 0xffffu
-               : numerics::encode<Fp16>(value * scale, Rounding::kStochastic, Overflow::kSaturate,
-                                        random);
-    max = numerics::max_bits(max, code & 0x7fffu);
+    return code_of<Fp16>(value, scale, rounding, random, max);
   }
-  return code;
 }
 // A second moment > 0 is stored as at least the smallest code.
 template <DType T>

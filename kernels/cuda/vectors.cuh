@@ -50,13 +50,17 @@ __device__ __forceinline__ void bfloats_to_floats(std::uint32_t word, float* v) 
   v[1] = __uint_as_float(word & 0xffff0000u);
 }
 template <class F>
-__device__ __forceinline__ void codes_to_floats(std::uint32_t word, float* v) {
+__device__ __forceinline__ float2 codes_to_pair(std::uint32_t low_half) {
   constexpr __nv_fp8_interpretation_t kFormat = F::kBias == 7 ? __NV_E4M3 : __NV_E5M2;
+  const __half2_raw h =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(low_half), kFormat);
+  return __half22float2(__half2(h));
+}
+template <class F>
+__device__ __forceinline__ void codes_to_floats(std::uint32_t word, float* v) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const __half2_raw h =
-        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word >> 16 * i), kFormat);
-    const float2 f = __half22float2(__half2(h));
+    const float2 f = codes_to_pair<F>(word >> 16 * i);
     v[2 * i] = f.x;
     v[2 * i + 1] = f.y;
   }
