@@ -9,6 +9,7 @@
 #include "fp8amp/quantize.h"
 #include "kernels/adam.h"
 #include "src/check.h"
+#include "src/device.h"
 
 namespace fp8amp {
 namespace {
@@ -180,6 +181,7 @@ kernels::AdamArgs make_args(std::span<const kernels::AdamTensor> tensors, const 
 }
 
 void launch_grad_amax(const kernels::AdamArgs& args, float* found_inf, Device device) {
+  const ScopedDevice current(device);
   switch (device.type) {
     case DeviceType::kCpu: return kernels::cpu::grad_amax(args, found_inf);
     case DeviceType::kCuda: return kernels::cuda::grad_amax(args, found_inf);
@@ -187,6 +189,7 @@ void launch_grad_amax(const kernels::AdamArgs& args, float* found_inf, Device de
 }
 
 void launch_adam(const kernels::AdamArgs& args, Device device) {
+  const ScopedDevice current(device);
   switch (device.type) {
     case DeviceType::kCpu: return kernels::cpu::adam(args);
     case DeviceType::kCuda: return kernels::cuda::adam(args);

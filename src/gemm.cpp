@@ -51,7 +51,7 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   args.accumulate = o.accumulate;
   args.fast_accumulation = o.fast_accumulation;
   args.stream = o.stream;
-  const ScopedDevice device(a.device());
+  const ScopedDevice current(a.device());
   switch (a.device().type) {
     case DeviceType::kCpu: return kernels::cpu::gemm(args);
     case DeviceType::kCuda: return kernels::cuda::gemm(args);

@@ -5,6 +5,7 @@
 
 #include "kernels/norm.h"
 #include "src/check.h"
+#include "src/device.h"
 
 namespace fp8amp {
 namespace {
@@ -30,6 +31,7 @@ std::vector<kernels::NormTensor> make_tensors(const char* op, std::span<const Sc
 void grad_norm(std::span<const ScaledTensor> grads, const Tensor& norm, void* stream) {
   const auto tensors = make_tensors("grad_norm", grads, norm);
   const kernels::NormArgs args{tensors, norm.mutable_data_as<float>(), stream};
+  const ScopedDevice current(norm.device());
   switch (norm.device().type) {
     case DeviceType::kCpu: return kernels::cpu::norm(args);
     case DeviceType::kCuda: return kernels::cuda::norm(args);
@@ -46,6 +48,7 @@ void clip_grad_norm(std::span<const ScaledTensor> grads, float max_norm, const T
         .mutable_data();  // refuses read-only views before any write
   grad_norm(grads, norm, stream);
   const kernels::ClipArgs args{tensors, norm.data_as<float>(), max_norm, stream};
+  const ScopedDevice current(norm.device());
   switch (norm.device().type) {
     case DeviceType::kCpu: return kernels::cpu::clip(args);
     case DeviceType::kCuda: return kernels::cuda::clip(args);

@@ -4,6 +4,7 @@
 #include "fp8amp/numerics/random.h"
 #include "kernels/quantize.h"
 #include "src/check.h"
+#include "src/device.h"
 
 namespace fp8amp {
 namespace {
@@ -75,6 +76,7 @@ kernels::QuantizeArgs make_args(const ScaledTensor& x, const ScaledTensor& out,
 }
 
 void dispatch(const kernels::QuantizeArgs& args, Device device) {
+  const ScopedDevice current(device);
   switch (device.type) {
     case DeviceType::kCpu: return kernels::cpu::quantize(args);
     case DeviceType::kCuda: return kernels::cuda::quantize(args);
@@ -117,6 +119,7 @@ void dequantize(const ScaledTensor& x, const Tensor& out, void* stream) {
   const kernels::DequantizeArgs args{
       x.payload().data(), x.dtype(), check::pointer(x.scale_inv()), out.mutable_data(), out.dtype(),
       x.numel(),          stream};
+  const ScopedDevice current(x.device());
   switch (x.device().type) {
     case DeviceType::kCpu: return kernels::cpu::dequantize(args);
     case DeviceType::kCuda: return kernels::cuda::dequantize(args);
@@ -130,6 +133,7 @@ void amax(const ScaledTensor& x, const Tensor& out, void* stream) {
   const kernels::AmaxArgs args{
       x.payload().data(),           x.dtype(), x.numel(), check::pointer(x.scale_inv()),
       out.mutable_data_as<float>(), stream};
+  const ScopedDevice current(x.device());
   switch (x.device().type) {
     case DeviceType::kCpu: return kernels::cpu::amax(args);
     case DeviceType::kCuda: return kernels::cuda::amax(args);
@@ -146,6 +150,7 @@ void accumulate(const ScaledTensor& x, const ScaledTensor& sum, void* stream) {
                                      sum.scale_inv().mutable_data_as<float>(),
                                      x.numel(),
                                      stream};
+  const ScopedDevice current(x.device());
   switch (x.device().type) {
     case DeviceType::kCpu: return kernels::cpu::accumulate(args);
     case DeviceType::kCuda: return kernels::cuda::accumulate(args);

@@ -6,10 +6,11 @@
 #   bash tests/run.sh cpp python    only these
 #
 #   lint       clang-format, ruff, include direction, rules for files, mypy --strict
-#   cpp        C++ tests, warnings as errors
+#   cpp        C++ tests, those of the CUDA kernels on an emulator too, warnings as errors
 #   sanitize   C++ tests under AddressSanitizer and UBSan, those with threads under ThreadSanitizer
 #   install    cmake --install, find_package, the C++ example from the installed package
 #   compilers  C++ tests with clang, the C++ example on aarch64 (qemu), where these are installed
+#   cuda       the kernels as nvcc sees them, the CUDA library for one GPU (where nvcc is installed)
 #   python     tests of the Python package
 #   example    examples/gpt/quickstart.sh for a few steps
 #   exhaustive all 2^32 floats through the conversions, minutes to an hour
@@ -43,7 +44,8 @@ step_cpp() {
 step_sanitize() {
   build sanitize -DFP8AMP_SANITIZE=address,undefined
   FP8AMP_TEST_QUICK=1 ctest --test-dir build/sanitize --no-tests=error --output-on-failure -j "$(nproc)"
-  build threads -DFP8AMP_SANITIZE=thread -DFP8AMP_TEST_FILTER='parallel|gemm_threads|adam_driver|norm|quantize'
+  build threads -DFP8AMP_SANITIZE=thread \
+    -DFP8AMP_TEST_FILTER='parallel|gemm_threads|adam_driver|norm|quantize|emulator|fake_runtime|casts_cuda|adam_cuda|gemm_cuda'
   FP8AMP_TEST_QUICK=1 ctest --test-dir build/threads --no-tests=error --output-on-failure
 }
 
@@ -87,6 +89,17 @@ step_compilers() {
       build/two_layer_net-aarch64/two_layer_net | tail -n +2) <(build/two_layer_net/two_layer_net | tail -n +2) && echo "equal"
   else
     echo "skipped: no aarch64-linux-gnu-g++ or qemu-aarch64"
+  fi
+}
+
+step_cuda() {
+  local PATH=$PATH:/usr/local/cuda/bin
+  if command -v nvcc >/dev/null; then
+    python .ci/kernel_lint.py
+    build cuda -DFP8AMP_CUDA=ON -DFP8AMP_CUDA_ARCHS=90 -DFP8AMP_TESTS=OFF
+    [ ! -x build/consumer/consumer ] || LD_LIBRARY_PATH=build/cuda build/consumer/consumer # loads without a driver
+  else
+    echo "skipped: no nvcc"
   fi
 }
 
@@ -134,7 +147,7 @@ run_step() {
   summary+=("$(printf '%-10s %4d s  %s' "$1" $((SECONDS - start)) "$(grep -E '[0-9]+ passed|tests passed' "$log" | tail -n 1)")")
 }
 
-steps=(lint cpp sanitize install compilers python example)
+steps=(lint cpp sanitize install compilers cuda python example)
 case ${1-} in
   -h | --help) sed -n '2,/^[^#]/s/^# \?//p' tests/run.sh; exit ;;
   ?*) steps=("$@") ;;

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Checks the CUDA kernels without a GPU: rules for their PTX, and registers and shared memory against a budget.
+
+    kernel_lint.py            exit 1 on a broken rule, a spill, or a kernel over tests/kernel_budget.json
+    kernel_lint.py --write    write the budget from what the compiler says now
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUDGET = ROOT / "tests" / "kernel_budget.json"
+TARGETS = ("sm_89", "sm_90", "sm_100", "sm_120")
+FLAGS = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{ROOT}", f"-I{ROOT}/include"]
+FORBIDDEN = {
+    r"\b(add|sub|mul|fma|div|sqrt|rcp)(\.ftz|\.sat)*\.f32\b": "FP32 operation without .rn: may be contracted",
+    r"\.approx\b": "approximate instruction",
+    r"\.ftz\b": "flushes subnormals",
+    r"\b(ld|st)\.local\b": "local memory",
+}
+# kernels that convert in pairs and move 16 bytes at a time
+CASTS = re.compile(r"^quantize_kernel<.*(E4M3|E5M2), \(fp8amp::Rounding\)0>|^quantize_transpose_kernel")
+REQUIRED = {
+    r"cvt\.rn\.satfinite\.e[45]m[23]x2\.f32": "packed FP8 conversion",
+    r"ld\.global(\.nc)?\.v4\.[bu]32": "16-byte load",
+    r"st\.global\.v4\.[bu]32": "16-byte store",
+}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def short_names(mangled: list[str]) -> dict[str, str]:
+    """Mangled name -> name with template arguments, without namespaces and parameters."""
+    lines = run("c++filt", *mangled).splitlines() if mangled else []
+    return {name: re.sub(r"^void |\(fp8amp::kernels.*$|fp8amp::(kernels::cuda|numerics)::", "", line)
+            for name, line in zip(mangled, lines, strict=True)}  # fmt: skip
+
+
+def check(source: Path) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
+    """Broken rules, and {kernel: {target: [registers, bytes of shared memory]}}."""
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder) / "kernels.ptx"
+        run("nvcc", *FLAGS, "-arch=compute_89", "-ptx", str(source), "-o", str(ptx))
+        text = ptx.read_text()
+        bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", text, re.S))
+        names = short_names(list(bodies))
+        errors = []
+        for mangled, body in bodies.items():
+            for rule, why in FORBIDDEN.items():
+                if found := re.search(rule, body):
+                    errors.append(f"{source.name}: {names[mangled]}: {why}: {found.group(0)}")
+            if CASTS.search(names[mangled]):
+                missing = [what for rule, what in REQUIRED.items() if not re.search(rule, body)]
+                errors += [f"{source.name}: {names[mangled]}: no {what}" for what in missing]
+        used: dict[str, dict[str, list[int]]] = {}
+        for target in TARGETS:
+            log = run("ptxas", "-v", "-O3", "--warn-on-spills", f"-arch={target}", str(ptx), "-o", f"{folder}/cubin")
+            errors += [f"{source.name}: {target}: {line}" for line in log.splitlines() if "warning" in line.lower()]
+            pattern = r"Compiling entry function '(\w+)'.*?Used (\d+) registers(.*?)\n"
+            for mangled, registers, rest in re.findall(pattern, log, re.S):
+                shared = re.search(r"(\d+) bytes smem", rest)
+                kernel = used.setdefault(names[mangled], {})
+                kernel[target] = [int(registers), int(shared.group(1)) if shared else 0]
+    return errors, used
+
+
+def main() -> int:
+    sources = sorted((ROOT / "kernels" / "cuda").glob("*.cu"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(check, sources))
+    errors = [error for found, _ in results for error in found]
+    used = {kernel: targets for _, found in results for kernel, targets in found.items()}
+    if "--write" in sys.argv[1:]:
+        lines = [f"{json.dumps(kernel)}: {json.dumps(targets)}" for kernel, targets in sorted(used.items())]
+        BUDGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    budget = json.loads(BUDGET.read_text())
+    for kernel, targets in used.items():
+        for target, (registers, shared) in targets.items():
+            allowed = budget.get(kernel, {}).get(target)
+            if allowed is None:
+                errors.append(f"{kernel} {target}: not in {BUDGET.name}; kernel_lint.py --write")
+            elif registers > allowed[0] or shared > allowed[1]:
+                errors.append(f"{kernel} {target}: {registers} registers, {shared} bytes shared, over {allowed}")
+    print(*errors, sep="\n", end="\n" if errors else "")
+    print(f"{len(used)} kernels for {len(TARGETS)} targets, {len(errors)} errors")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
