@@ -31,7 +31,7 @@ FP8AMP_HD void store_element(void* y, DType type, std::int64_t i, float value) {
 
 // Codes of a storage format: E4M3, E5M2 or scaled FP16.
 FP8AMP_HD void store_code(void* y, DType format, std::int64_t i, float value, float scale,
-                       Rounding rounding, Overflow overflow, std::uint32_t random) {
+                          Rounding rounding, Overflow overflow, std::uint32_t random) {
   using namespace numerics;
   switch (format) {
     case DType::kE4M3:

@@ -20,9 +20,9 @@ struct DeviceFacts {
 const DeviceFacts& device_facts();
 const DeviceFacts& device_facts(int device);
 
-// Device memory that the launches of one operation on `stream` hand to each other: 256-byte aligned,
-// not initialised. Host threads that share the stream take turns while this object lives. Kept for
-// the next operation; grows outside of a capture only.
+// Device memory that the launches of one operation on `stream` hand to each other: 256-byte
+// aligned, not initialised. Host threads that share the stream take turns while this object lives.
+// Kept for the next operation; grows outside of a capture only.
 class Scratch {
  public:
   Scratch(cudaStream_t stream, std::size_t bytes);
