@@ -336,7 +336,8 @@ inline __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x != 0) return;
   const float amax = __uint_as_float(max) * (x.g_scale_inv ? *x.g_scale_inv : 1.0f);
   atomicMax(reinterpret_cast<std::uint32_t*>(x.amax + 3), magnitude(amax));
-  if (!numerics::is_finite(amax * (b.grad_scale ? fabsf(*b.grad_scale) : 1.0f))) *found_inf = 1.0f;
+  if (!numerics::is_finite(amax * (b.grad_scale ? fabsf(*b.grad_scale) : 1.0f)))
+    raise_flag(found_inf);
 }
 
 }  // namespace fp8amp::kernels::cuda

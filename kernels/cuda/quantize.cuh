@@ -73,12 +73,12 @@ __device__ __forceinline__ void apply_overflow(Vector& a, Overflow overflow) {
     if (magnitude(v) == numerics::kInfBits) v = __uint_as_float(0x7fffffffu);
 }
 
-__device__ __forceinline__ void publish_maximum(std::uint32_t max, std::uint32_t* amax,
-                                                float* found_inf) {
+// An amax that the scale was chosen from is complete, and other blocks still read it.
+__device__ __forceinline__ void publish_maximum(std::uint32_t max, const QuantizeParams& p) {
   max = block_max<kThreads>(max);
   if (threadIdx.x != 0) return;
-  if (amax && max != 0) atomicMax(amax, max);
-  if (found_inf && max >= numerics::kInfBits) *found_inf = 1.0f;
+  if (p.amax && max != 0 && !needs_amax(p.choice)) atomicMax(p.amax, max);
+  if (p.found_inf && max >= numerics::kInfBits) raise_flag(p.found_inf);
 }
 
 template <DType X, class F, Rounding R>
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
       });
   if (p.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
     *p.scale_inv = numerics::inverse_scale(scale);
-  if (p.amax || p.found_inf) publish_maximum(max, p.amax, p.found_inf);
+  if (p.amax || p.found_inf) publish_maximum(max, p);
 }
 
 // ---- after a cast whose scale depends on what the cast itself replaces: the scale is chosen once

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         max, transpose_tile<X, F>(p, t / tile_cols * kTile, t % tile_cols * kTile, factor, scale));
   if (p.cast.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
     *p.cast.scale_inv = numerics::inverse_scale(scale);
-  if (p.cast.amax || p.cast.found_inf) publish_maximum(max, p.cast.amax, p.cast.found_inf);
+  if (p.cast.amax || p.cast.found_inf) publish_maximum(max, p.cast);
 }
 
 }  // namespace fp8amp::kernels::cuda

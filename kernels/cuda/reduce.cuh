@@ -6,6 +6,11 @@ namespace fp8amp::kernels::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+// A flag that several blocks may set: 0 or 1.
+__device__ __forceinline__ void raise_flag(float* flag) {
+  atomicMax(reinterpret_cast<std::uint32_t*>(flag), __float_as_uint(1.0f));
+}
+
 __device__ __forceinline__ std::uint32_t warp_max(std::uint32_t v) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset >>= 1) {
