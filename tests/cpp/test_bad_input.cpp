@@ -112,12 +112,12 @@ TEST(BadInput, Quantize) {
     *out.scale_inv().mutable_data_as<float>() = 8.0f;
     expect_error([&] { quantize(x, out, {.scale = scale}); }, {"quantize", "scale", text});
     EXPECT_EQ(*out.scale_inv().data_as<float>(), 8.0f) << value;
-    expect_error([&] { quantize(x, with_scale_inv(out, value), {.keep_scale = true}); },
+    const ScaledTensor kept = with_scale_inv(out, value);
+    expect_error([&] { quantize(x, kept, {.keep_scale = true}); },
                  {"quantize", "out.scale_inv", text});
     expect_error(
         [&] {
-          quantize_transpose(x, with_scale_inv(out, value), tensor({8, 4}, DType::kE4M3),
-                             {.keep_scale = true});
+          quantize_transpose(x, kept, tensor({8, 4}, DType::kE4M3), {.keep_scale = true});
         },
         {"quantize_transpose", "out.scale_inv", text});
   }
