@@ -7,6 +7,7 @@
 #pragma once
 #include "kernels/adam.h"
 #include "kernels/adam_step.h"
+#include "kernels/cuda/batch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/element.h"
@@ -216,22 +217,10 @@ __device__ __forceinline__ void update_vectors(const AdamTensor& x, const AdamBa
     update_vector<P, G, M, V>(x, b, work, i, max);
 }
 
-__device__ __forceinline__ int tensor_of_block(const AdamBatch& b, std::int64_t block) {
-  int low = 0, high = b.count;  // first_block[low] <= block < first_block[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (b.first_block[middle] <= block)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
 inline __global__ void __launch_bounds__(kThreads)
     adam_kernel(const __grid_constant__ AdamBatch b) {
   if (b.skipped()) return;
-  const int t = tensor_of_block(b, blockIdx.x);
+  const int t = tensor_of(b.first_block, b.count, blockIdx.x);
   const AdamTensor& x = b.tensors[t];
   AdamWork& work = b.work[t];
   const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk,
@@ -314,7 +303,7 @@ __device__ __forceinline__ std::uint32_t largest_gradient(const void* g, std::in
 
 inline __global__ void __launch_bounds__(kThreads)
     grad_amax_kernel(const __grid_constant__ AdamBatch b, float* found_inf) {
-  const int t = tensor_of_block(b, blockIdx.x);
+  const int t = tensor_of(b.first_block, b.count, blockIdx.x);
   const AdamTensor& x = b.tensors[t];
   const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk,
                      last = first + kAdamChunk < x.n ? first + kAdamChunk : x.n;

@@ -1,6 +1,7 @@
 // Norm and clipping of a list of tensors. The sums follow the order that kernels/norm.h fixes: a
 // thread carries one of the eight sums of a chunk.
 #pragma once
+#include "kernels/cuda/batch.cuh"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/element.h"
 #include "kernels/norm.h"
@@ -16,18 +17,6 @@ struct NormBatch {
   std::int64_t
       first[kMaxNormTensors + 1];  // number of a tensor's first chunk (norm) or block (clip)
   int count;
-
-  __device__ __forceinline__ int tensor_of(std::int64_t number) const {
-    int low = 0, high = count;  // first[low] <= number < first[high]
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (first[middle] <= number)
-        low = middle;
-      else
-        high = middle;
-    }
-    return low;
-  }
 };
 
 // The eight sums of a chunk, held by eight neighbouring lanes, added in order; in every one of
@@ -47,7 +36,7 @@ inline __global__ void __launch_bounds__(kThreads)
   const bool live = chunk < b.first[b.count];
   double mine = 0, factor = 1;
   if (live) {
-    const int t = b.tensor_of(chunk);
+    const int t = tensor_of(b.first, b.count, chunk);
     const NormTensor& x = b.tensors[t];
     const std::int64_t begin = (chunk - b.first[t]) * kNormChunk,
                        end = begin + kNormChunk < x.n ? begin + kNormChunk : x.n;
@@ -83,7 +72,7 @@ inline __global__ void __launch_bounds__(kThreads)
     clip_kernel(const __grid_constant__ NormBatch b, const float* norm, float max_norm) {
   const float factor = max_norm / (*norm + 1e-6f);
   if (!(factor < 1.0f)) return;
-  const int t = b.tensor_of(blockIdx.x);
+  const int t = tensor_of(b.first, b.count, blockIdx.x);
   const NormTensor& x = b.tensors[t];
   if (x.scale_inv) {
     if (threadIdx.x == 0) {

@@ -6,6 +6,7 @@
 #pragma once
 #include "fp8amp/numerics/convert.h"
 #include "kernels/cuda/portable.cuh"
+#include "kernels/cuda/transpose.cuh"
 
 namespace fp8amp::kernels::cuda {
 
@@ -86,16 +87,6 @@ __global__ void __launch_bounds__(256) pad_kernel(const __grid_constant__ PadPar
 
 // ---- rows contiguous ---------------------------------------------------------------------------
 
-// out[i] = bytes i of w[0], w[1], w[2], w[3]
-__device__ __forceinline__ void transpose4(const uint32_t (&w)[4], uint32_t (&out)[4]) {
-  const uint32_t a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
-  const uint32_t c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
-  out[0] = __byte_perm(a, b, 0x5410);
-  out[1] = __byte_perm(a, b, 0x7632);
-  out[2] = __byte_perm(c, d, 0x5410);
-  out[3] = __byte_perm(c, d, 0x7632);
-}
-
 // Block 256: a tile of 64 rows (blockIdx.y) and 64 k (blockIdx.x).
 template <bool kAligned, class Out>
 __global__ void __launch_bounds__(256) pad_transpose_kernel(const __grid_constant__ PadParams p) {
@@ -111,7 +102,7 @@ __global__ void __launch_bounds__(256) pad_transpose_kernel(const __grid_constan
         const int64_t count = k + k4 + i < p.k ? p.rows - (row + r4) : 0;
         w[i] = load4<kAligned>(p.x + (k + k4 + i) * p.stride + row + r4, count);
       }
-      transpose4(w, turned);
+      transpose_bytes(w, turned);
 #pragma unroll
       for (int i = 0; i < 4; ++i) tile[r4 + i][k4 / 4] = turned[i];
     }

@@ -21,12 +21,6 @@ const CublasLt& cublaslt() {
   return table;
 }
 
-// major * 10000 + minor * 100 + patch, as of version 13
-std::string version_string(std::size_t v) {
-  return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." +
-         std::to_string(v % 100);
-}
-
 std::string cublaslt_status() {
   try {
     return cublaslt().path + ", version " + version_string(cublaslt().GetVersion());

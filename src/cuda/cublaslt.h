@@ -37,7 +37,6 @@ struct CublasLt {
 CublasLt load_cublaslt();       // a fresh table from the library; throws Error
 const CublasLt& cublaslt();     // the process's table; the first call loads it
 std::string cublaslt_status();  // "<path>, version 13.1.0", or why not; loads the library
-std::string version_string(std::size_t cublaslt_version);
 
 // Throws Error with the call, the status and the library.
 void check(const CublasLt& lt, cublasStatus_t status, const char* call);

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "src/cuda/cublaslt_matmul.h"
+#include "src/cuda/dynamic_library.h"
 
 namespace fp8amp::gpu {
 namespace {

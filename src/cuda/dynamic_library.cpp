@@ -64,4 +64,9 @@ void* DynamicLibrary::symbol(const char* name) const {
   return address;
 }
 
+std::string version_string(std::size_t number) {
+  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
+}
+
 }  // namespace fp8amp::gpu

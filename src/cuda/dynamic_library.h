@@ -5,6 +5,7 @@
 //   loader's own search; site-packages/nvidia beside the installed package (where pip puts CUDA);
 //   $CUDA_HOME, $CUDA_PATH; /usr/local/cuda
 #pragma once
+#include <cstddef>
 #include <string>
 
 namespace fp8amp::gpu {
@@ -23,5 +24,9 @@ class DynamicLibrary {
   void* handle_ = nullptr;  // never closed: function pointers live as long as the process
   std::string path_, failures_;
 };
+
+// Of the number that cuBLASLt 13 and NCCL 2.9, and later ones, report: major * 10000 + minor * 100
+// + patch.
+std::string version_string(std::size_t number);
 
 }  // namespace fp8amp::gpu

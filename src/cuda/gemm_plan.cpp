@@ -1,5 +1,6 @@
 // Descriptors, algorithm and call of one product.
 #include "src/cuda/gemm_plan.h"
+#include "src/cuda/dynamic_library.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -12,9 +12,7 @@ std::string nccl_status() {
     int v = 0;
     if (const int result = get_version(&v); result != 0)
       return library.path() + ": ncclGetVersion returned " + std::to_string(result);
-    // NCCL 2.9 and later: major * 10000 + minor * 100 + patch
-    return library.path() + ", version " + std::to_string(v / 10000) + "." +
-           std::to_string(v / 100 % 100) + "." + std::to_string(v % 100);
+    return library.path() + ", version " + version_string(static_cast<std::size_t>(v));
   } catch (const Error& e) {
     return e.what();
   }
