@@ -22,6 +22,9 @@ struct AdamTensor {
   float* step;
   std::int64_t n;
   std::uint32_t id;
+  DType w_type = DType::kE4M3;
+  void* w = nullptr;  // compute weight: the new p, cast once more; null: none
+  float* w_scale_inv = nullptr;
 };
 
 struct AdamArgs {

@@ -7,14 +7,15 @@
 
 namespace fp8amp::kernels {
 
+struct StorageScale {
+  float scale, scale_inv;
+};
+
 struct AdamStep {
   numerics::AdamScalars scalars;
   float p_scale_inv, m_scale_inv, v_scale_inv;  // of the new codes
+  StorageScale w;                               // of the compute weight
   std::uint32_t t;                              // number of this step, from 1
-};
-
-struct StorageScale {
-  float scale, scale_inv;
 };
 
 FP8AMP_HD bool is_scaled(DType type, const float* scale_inv) {
@@ -36,8 +37,9 @@ FP8AMP_HD StorageScale next_moment_scale(DType type, const float* scale_inv, flo
   return {scale, numerics::inverse_scale(scale)};
 }
 
-// Weights: a power of two. E4M3 has no bits to spare for head-room.
-FP8AMP_HD StorageScale next_master_scale(DType type, const float* scale_inv, float bound) {
+// Weights, masters and those computed with: a power of two. E4M3 has no bits to spare for
+// head-room.
+FP8AMP_HD StorageScale next_weight_storage_scale(DType type, const float* scale_inv, float bound) {
   using namespace numerics;
   if (!is_scaled(type, scale_inv)) return {1.0f, 1.0f};
   const float previous = inverse_scale(*scale_inv);
@@ -49,10 +51,10 @@ FP8AMP_HD StorageScale next_master_scale(DType type, const float* scale_inv, flo
                            : StorageScale{scale, inverse_scale(scale)};
 }
 
-// `x.amax[3]` is the maximum of the dequantised gradient, before `grad_scale` (null: 1). Where this
-// is false for any tensor, the step of every one is skipped.
-FP8AMP_HD bool gradient_is_finite(const AdamTensor& x, const float* grad_scale) {
-  return numerics::is_finite(x.amax[3] * (grad_scale ? std::fabs(*grad_scale) : 1.0f));
+// `amax` is the maximum of the dequantised gradient, before `grad_scale` (null: 1). Where this is
+// false for any tensor, the step of every one is skipped.
+FP8AMP_HD bool gradient_is_finite(float amax, const float* grad_scale) {
+  return numerics::is_finite(amax * (grad_scale ? std::fabs(*grad_scale) : 1.0f));
 }
 
 FP8AMP_HD AdamStep prepare_adam_step(const AdamTensor& x,
@@ -71,11 +73,12 @@ FP8AMP_HD AdamStep prepare_adam_step(const AdamTensor& x,
                               is_scaled(x.p_type, x.p_scale_inv) ? *x.p_scale_inv : 1.0f,
                               is_scaled(x.m_type, x.m_scale_inv) ? *x.m_scale_inv : 1.0f,
                               is_scaled(x.v_type, x.v_scale_inv) ? *x.v_scale_inv : 1.0f);
-  const StorageScale p = next_master_scale(x.p_type, x.p_scale_inv, bounds.p);
+  const StorageScale p = next_weight_storage_scale(x.p_type, x.p_scale_inv, bounds.p);
   const StorageScale m = next_moment_scale(x.m_type, x.m_scale_inv, bounds.m);
   const StorageScale v = next_moment_scale(x.v_type, x.v_scale_inv, bounds.v);
   step.scalars.p_scale = p.scale, step.scalars.m_scale = m.scale, step.scalars.v_scale = v.scale;
   step.p_scale_inv = p.scale_inv, step.m_scale_inv = m.scale_inv, step.v_scale_inv = v.scale_inv;
+  step.w = next_weight_storage_scale(x.w_type, x.w_scale_inv, bounds.p);
   return step;
 }
 
@@ -96,6 +99,7 @@ FP8AMP_HD void finish_adam_step(const AdamTensor& x, const AdamStep& step, std::
   if (is_scaled(x.p_type, x.p_scale_inv)) *x.p_scale_inv = step.p_scale_inv;
   if (is_scaled(x.m_type, x.m_scale_inv)) *x.m_scale_inv = step.m_scale_inv;
   if (is_scaled(x.v_type, x.v_scale_inv)) *x.v_scale_inv = step.v_scale_inv;
+  if (is_scaled(x.w_type, x.w_scale_inv)) *x.w_scale_inv = step.w.scale_inv;
   x.amax[0] = stored_maximum(x.p_type, p, step.p_scale_inv);
   x.amax[1] = stored_maximum(x.m_type, m, step.m_scale_inv);
   x.amax[2] = stored_maximum(x.v_type, v, step.v_scale_inv);

@@ -46,6 +46,25 @@ void check_step_count(const char* op, const Tensor& step, Device device) {
   if (!(t >= 0 && t < 0x1p24f)) check::fail(op, "step", "be >= 0 and < 2^24", std::to_string(t));
 }
 
+void check_compute_weight(const char* op, const AdamParameter& p, Device device) {
+  const char* argument = "compute_weight";
+  check_state(op, argument, p.compute_weight, {DType::kE4M3, DType::kFloat16});
+  check::shape(op, argument, p.compute_weight.payload(), p.param.shape());
+  check::device(op, argument, p.compute_weight.payload(), device);
+}
+
+void check_level(const char* op, const AdamParameter& p, Level level) {
+  const bool low = level != Level::kO1, has_weight = p.compute_weight.defined();
+  check::dtype(op, "param", p.param.payload(), {DType::kFloat16});
+  check::dtype(op, "exp_avg", p.exp_avg.payload(), {low ? DType::kE4M3 : DType::kFloat32});
+  check::dtype(op, "exp_avg_sq", p.exp_avg_sq.payload(), {low ? DType::kFloat16 : DType::kFloat32});
+  if (level == Level::kO3)
+    check::dtype(op, "compute_weight", p.compute_weight.payload(), {DType::kE4M3});
+  else if (has_weight)
+    check::fail(op, "compute_weight", "be undefined below O3",
+                p.compute_weight.payload().to_string());
+}
+
 void check_states(const char* op, const AdamParameter& p, Level level, Device device) {
   check_state(op, "param", p.param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
   check_state(op, "exp_avg", p.exp_avg, {DType::kFloat32, DType::kE4M3});
@@ -57,12 +76,9 @@ void check_states(const char* op, const AdamParameter& p, Level level, Device de
     check::shape(op, name, t->payload(), p.param.shape());
     check::device(op, name, t->payload(), device);
   }
+  if (p.compute_weight.defined()) check_compute_weight(op, p, device);
   check_step_count(op, p.step, device);
-  if (level == Level::kAny || !p.param.scaled()) return;
-  const bool o2 = level == Level::kO2;
-  check::dtype(op, "param", p.param.payload(), {DType::kFloat16});
-  check::dtype(op, "exp_avg", p.exp_avg.payload(), {o2 ? DType::kE4M3 : DType::kFloat32});
-  check::dtype(op, "exp_avg_sq", p.exp_avg_sq.payload(), {o2 ? DType::kFloat16 : DType::kFloat32});
+  if (level != Level::kAny && p.param.scaled()) check_level(op, p, level);
 }
 
 void check_hyperparameters(const char* op, const AdamOptions& o) {
@@ -85,7 +101,7 @@ void check_overlap(const char* op, std::span<const AdamParameter> parameters) {
     bool written;
   };
   std::vector<Memory> all;
-  all.reserve(4 * parameters.size());
+  all.reserve(5 * parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto add = [&](const char* argument, const ScaledTensor& t, bool written) {
       const auto* begin = t.payload().data_as<char>();
@@ -97,6 +113,7 @@ void check_overlap(const char* op, std::span<const AdamParameter> parameters) {
     add("grad", p.grad, false);
     add("exp_avg", p.exp_avg, true);
     add("exp_avg_sq", p.exp_avg_sq, true);
+    if (p.compute_weight.defined()) add("compute_weight", p.compute_weight, true);
   }
   std::sort(all.begin(), all.end(),
             [](const Memory& a, const Memory& b) { return std::less<>()(a.begin, b.begin); });
@@ -138,6 +155,11 @@ kernels::AdamTensor make_tensor(const AdamParameter& p, bool update) {
   k.m_scale_inv = scale_inv(p.exp_avg);
   k.v_scale_inv = scale_inv(p.exp_avg_sq);
   k.step = p.step.mutable_data_as<float>();
+  if (p.compute_weight.defined()) {
+    k.w = p.compute_weight.payload().mutable_data();
+    k.w_type = p.compute_weight.dtype();
+    k.w_scale_inv = scale_inv(p.compute_weight);
+  }
   return k;
 }
 
@@ -239,7 +261,7 @@ AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor&
   check_state(op, "param", param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
   check_gradient(op, grad, param.device());
   check::shape(op, "grad", grad.payload(), param.shape());
-  const bool low = level == Level::kO2 && param.scaled();
+  const bool low = (level == Level::kO2 || level == Level::kO3) && param.scaled();
   const auto state = [&](DType format) {
     return low ? ScaledTensor::allocate(param.shape(), format, param.device())
                : ScaledTensor(Tensor::allocate(param.shape(), DType::kFloat32, param.device()));
@@ -252,6 +274,10 @@ AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor&
                   Tensor::allocate({}, DType::kFloat32, param.device()),
                   id};
   amax(param, Tensor::view(p.amax.mutable_data(), DType::kFloat32, {}, param.device()));
+  if (level == Level::kO3 && param.scaled()) {
+    p.compute_weight = ScaledTensor::allocate(param.shape(), DType::kE4M3, param.device());
+    quantize(param, p.compute_weight);
+  }
   return p;
 }
 

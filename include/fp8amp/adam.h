@@ -1,9 +1,13 @@
 // Adam and AdamW on parameters, gradients and states in low precision: one pass, no temporaries, no
 // host synchronisation.
 //
-//   level  weight (= master)  gradient  exp_avg (m)         exp_avg_sq (v)      bytes/parameter
-//   O1     FP16 + 2^k scale   E4M3      FP32                FP32                11
-//   O2     FP16 + 2^k scale   E4M3      E4M3 + exact scale  FP16 + exact scale  6
+//   level  master weight     gradient  exp_avg (m)         exp_avg_sq (v)      bytes/parameter
+//   O1     FP16 + 2^k scale  E4M3      FP32                FP32                11
+//   O2     FP16 + 2^k scale  E4M3      E4M3 + exact scale  FP16 + exact scale  6
+//   O3     as O2, and the weight that is computed with in E4M3 + 2^k scale     7
+//
+// At O1 and O2 the master is the weight. At O3 it may live elsewhere (in a shard); the same pass
+// writes the compute weight beside it.
 //
 // The new scales are known before the pass from bounds on the new maxima (numerics/adam_update.h);
 // the exact maxima are collected in the same pass for the next step. A plain FP32 parameter (norm
@@ -31,9 +35,13 @@ struct AdamParameter {
                 // the first three rewritten
   Tensor step;  // float32[]: number of steps taken, from 0 to 2^24 - 1; incremented
   std::uint32_t id = 0;  // names the tensor in the random stream
+  // float8_e4m3 or float16, scaled; undefined: none. Becomes the cast of the new `param` as stored,
+  // to nearest, under a power of two from the bound on `param`: the bits that quantize() of the new
+  // `param` gives under that scale. Only written; its maximum before the cast is amax[0].
+  ScaledTensor compute_weight{};
 };
 
-enum class Level : std::uint8_t { kAny = 0, kO1 = 1, kO2 = 2 };
+enum class Level : std::uint8_t { kAny = 0, kO1 = 1, kO2 = 2, kO3 = 3 };
 
 struct AdamOptions {
   float lr = 1e-3f;
@@ -47,7 +55,7 @@ struct AdamOptions {
   Rounding moment_rounding = Rounding::kStochastic;
   Rounding second_moment_rounding = Rounding::kNearest;
   std::uint64_t seed = 0;
-  Level level = Level::kAny;  // kO1, kO2: refuse states of another precision
+  Level level = Level::kAny;  // others: refuse states of another precision
   Tensor grad_scale{};        // float32[]: multiplied into every gradient (unscaling, clipping);
                               // undefined: 1
   Tensor found_inf{};         // float32[]: non-zero: nothing at all changes; may be undefined
@@ -68,8 +76,8 @@ FP8AMP_API void adam_update(std::span<const AdamParameter> parameters, const Ada
 // then, else to 0. It must be given on a GPU.
 FP8AMP_API void adam_step(std::span<const AdamParameter> parameters, AdamOptions options);
 
-// Parameter with zeroed states for `level`; `param` and `grad`, of one shape and device, keep their
-// memory.
+// Parameter with zeroed states for `level`, at O3 with the compute weight of `param`; `param` and
+// `grad`, of one shape and device, keep their memory.
 FP8AMP_API AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad,
                                              Level level, std::uint32_t id);
 

@@ -1,4 +1,5 @@
-// Adam on the CPU: scales before the pass, the pass over all tensors, maxima after it.
+// Adam on the CPU: scales before the pass, the pass over all tensors, maxima after it. A compute
+// weight is the cast of a piece of the new master that is still in the L1 cache.
 #include "kernels/adam.h"
 
 #include <algorithm>
@@ -14,6 +15,7 @@ namespace fp8amp::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 32;  // blocks a thread is woken for
+constexpr std::int64_t kWeightPiece = 8 * kBlockElements;
 
 struct TensorMaxima {
   SharedMaximum p, m, v;
@@ -40,6 +42,22 @@ void point_at(AdamLoop& loop, const AdamTensor& x, std::int64_t first, std::int6
   loop.first = static_cast<std::uint64_t>(first);
 }
 
+void write_compute_weight(const AdamTensor& x, const AdamStep& step, std::int64_t first,
+                          std::int64_t n) {
+  CastLoop cast{};
+  cast.x = element_pointer(x.p, x.p_type, first);
+  cast.x_type = x.p_type;
+  cast.has_x_scale_inv = is_scaled(x.p_type, x.p_scale_inv);
+  cast.x_scale_inv = step.p_scale_inv;
+  cast.y = element_pointer(x.w, x.w_type, first);
+  cast.format = x.w_type;
+  cast.scale = step.w.scale;
+  cast.n = n;
+  cast.rounding = Rounding::kNearest;
+  cast.overflow = Overflow::kSaturate;
+  loops().cast(cast);
+}
+
 }  // namespace
 
 void grad_amax(const AdamArgs& args, float* found_inf) {
@@ -53,14 +71,16 @@ void grad_amax(const AdamArgs& args, float* found_inf) {
     const AdamTensor& x = args.tensors[i];
     const float amax = numerics::bits_float(maxima[i].get());
     x.amax[3] = x.g_scale_inv ? amax * *x.g_scale_inv : amax;
-    finite = finite && gradient_is_finite(x, args.grad_scale);
+    finite = finite && gradient_is_finite(x.amax[3], args.grad_scale);
   }
   *found_inf = finite ? 0.0f : 1.0f;
 }
 
 void adam(const AdamArgs& args) {
   if (args.found_inf && *args.found_inf != 0.0f) return;
-  const auto finite = [&](const AdamTensor& x) { return gradient_is_finite(x, args.grad_scale); };
+  const auto finite = [&](const AdamTensor& x) {
+    return gradient_is_finite(x.amax[3], args.grad_scale);
+  };
   if (!std::all_of(args.tensors.begin(), args.tensors.end(), finite)) return;
   const float grad_scale = args.grad_scale ? *args.grad_scale : 1.0f;
   std::vector<AdamStep> steps;
@@ -69,12 +89,17 @@ void adam(const AdamArgs& args) {
     steps.push_back(prepare_adam_step(x, args.hyper, grad_scale));
   std::vector<TensorMaxima> maxima(args.tensors.size());
   for_each_run(args.tensors, kGrain, [&](std::size_t i, std::int64_t first, std::int64_t n) {
-    AdamLoop loop = make_loop(args, args.tensors[i], steps[i]);
-    point_at(loop, args.tensors[i], first, n);
-    const AdamMaxima max = loops().adam(loop);
-    maxima[i].p.raise(max.p);
-    maxima[i].m.raise(max.m);
-    maxima[i].v.raise(max.v);
+    const AdamTensor& x = args.tensors[i];
+    AdamLoop loop = make_loop(args, x, steps[i]);
+    const std::int64_t piece = x.w ? kWeightPiece : n;
+    for (std::int64_t begin = first, end = first + n; begin < end; begin += piece) {
+      point_at(loop, x, begin, std::min(piece, end - begin));
+      const AdamMaxima max = loops().adam(loop);
+      maxima[i].p.raise(max.p);
+      maxima[i].m.raise(max.m);
+      maxima[i].v.raise(max.v);
+      if (x.w) write_compute_weight(x, steps[i], begin, loop.n);
+    }
   });
   for (std::size_t i = 0; i < steps.size(); ++i)
     finish_adam_step(args.tensors[i], steps[i], maxima[i].p.get(), maxima[i].m.get(),

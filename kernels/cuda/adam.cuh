@@ -1,6 +1,8 @@
-// Adam over a batch of tensors. Four launches: check (is every gradient finite?), prepare (a thread
-// a tensor: the scalars of the step and the new scales, from bounds), update (a block a chunk of a
-// tensor), finish (scales, maxima and step numbers). Nothing is read by the host.
+// Adam over a list of tensors, in two launches: prepare (a thread a tensor: is every gradient
+// finite? the scalars of the step and the new scales, from bounds) leaves a table in device memory,
+// update (a block a chunk of a tensor) reads it; the last block of a tensor writes its scales,
+// maxima and step number. The maxima of the gradients take one launch before. Nothing is read by
+// the host.
 //
 // A thread takes 16 elements as the words they are stored in, and works on two of them at a time:
 // 24 registers of words at O2 instead of 64 of floats. numerics::adam_element is the definition.
@@ -14,30 +16,61 @@
 
 namespace fp8amp::kernels::cuda {
 
-inline constexpr int kMaxAdamTensors = 128;  // of a launch: its parameters are at most 32,764 bytes
+// Tensors of a launch: its parameters are at most 32,764 bytes.
+inline constexpr int kMaxAdamTensors = 256, kMaxPassTensors = 1024, kMaxGradTensors = 512;
 inline constexpr std::int64_t kAdamChunk = 4 * kThreads * kVector;  // elements of a block
 
+// A tensor in the table.
 struct AdamWork {
+  AdamTensor tensor;
   AdamStep step;
   std::uint32_t p_key, m_key, v_key;
+  std::uint32_t aligned;              // all pointers, to 16 bytes
   std::uint32_t max_p, max_m, max_v;  // largest codes written
+  std::uint32_t blocks_done;
 };
 
-struct AdamBatch {
+struct AdamBatch {  // prepare
   AdamTensor tensors[kMaxAdamTensors];
-  std::int64_t first_block[kMaxAdamTensors + 1];
-  bool aligned[kMaxAdamTensors];  // all four pointers to 16 bytes
   int count;
+  bool first;      // of the batches of this step
   AdamWork* work;  // [count]
   numerics::AdamHyperparameters hyper;
-  Rounding p_rounding, m_rounding, v_rounding;
   std::uint64_t seed;
   const float* grad_scale;  // may be null
   const float* found_inf;   // may be null
   std::uint32_t* skip;      // not 0: no tensor of the step changes
-
-  __device__ __forceinline__ bool skipped() const { return *skip != 0; }
 };
+
+struct AdamPass {  // update
+  std::int64_t first_block[kMaxPassTensors + 1];
+  int count;
+  AdamWork* work;  // [count]
+  Rounding p_rounding, m_rounding, v_rounding;
+  const std::uint32_t* skip;
+};
+
+struct GradTensor {
+  const void* g;
+  const float* scale_inv;  // may be null
+  float* amax;             // float[4]
+  std::int64_t n;
+  DType type;
+  bool aligned;
+};
+
+struct GradBatch {  // maxima of the gradients
+  GradTensor tensors[kMaxGradTensors];
+  std::int64_t first_block[kMaxGradTensors + 1];
+  int count;
+  bool first;                  // of the batches of this step
+  std::uint32_t* maxima;       // [count], 0 before
+  std::uint32_t* blocks_done;  // 0 before
+  const float* grad_scale;     // may be null
+  float* found_inf;
+};
+static_assert(sizeof(AdamBatch) <= 32764 && sizeof(AdamPass) <= 32764 &&
+              sizeof(GradBatch) <= 32764);
 
 // ---- words of 16 elements, and pairs of elements in them
 template <DType T>
@@ -123,15 +156,16 @@ __device__ __forceinline__ std::uint32_t store_second_moment(float value, float 
   return code;
 }
 
-// 16 elements of a tensor of these types.
-template <DType P, DType G, DType M, DType V>
-__device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamBatch& b,
+// 16 elements of a tensor of these types, and of its compute weight in E4M3 if kWeight.
+template <DType P, DType G, DType M, DType V, bool kWeight>
+__device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPass& b,
                                               const AdamWork& work, std::int64_t i,
                                               AdamMaximum& max) {
   Words<P> p;
   Words<G> g;
   Words<M> m;
   Words<V> v;
+  [[maybe_unused]] Words<DType::kE4M3> w;
   g.load(x.g, i), m.load(x.m, i), v.load(x.v, i), p.load(x.p, i);
   const numerics::AdamScalars& s = work.step.scalars;
 #pragma unroll
@@ -155,7 +189,7 @@ __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamBat
       std::uint32_t p_code[2], m_code[2], v_code[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const auto bits = [half](std::uint32_t w) { return half ? w >> 12 : w & 0xfffffu; };
+        const auto bits = [half](std::uint32_t r) { return half ? r >> 12 : r & 0xfffffu; };
         const numerics::AdamElement e = numerics::adam_element(s, j ? P2.y : P2.x, j ? G2.y : G2.x,
                                                                j ? M2.y : M2.x, j ? V2.y : V2.x);
         p_code[j] = store_form<P>(e.p, s.p_scale, b.p_rounding, bits(random_p[j]), max.p);
@@ -163,11 +197,19 @@ __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamBat
         v_code[j] = store_second_moment<V>(e.v, s.v_scale, b.v_rounding, bits(random_v[j]), max.v);
       }
       p.set_pair(k, p_code[0], p_code[1]);
+      if constexpr (kWeight) {
+        const float2 master = p.pair(k);
+        const std::uint32_t codes =
+            nearest_codes<E4M3>(master.x * work.step.p_scale_inv * work.step.w.scale,
+                                master.y * work.step.p_scale_inv * work.step.w.scale);
+        w.set_pair(k, codes & 0xffu, codes >> 8);
+      }
       m.set_pair(k, m_code[0], m_code[1]);
       v.set_pair(k, v_code[0], v_code[1]);
     }
   }
   m.store(x.m, i), v.store(x.v, i), p.store(x.p, i);
+  if constexpr (kWeight) w.store(x.w, i);
 }
 
 // ---- one element of any types
@@ -191,8 +233,9 @@ __device__ __forceinline__ std::uint32_t store_any(void* y, DType type, std::int
   }
 }
 
-__device__ inline void update_element(const AdamTensor& x, const AdamBatch& b, const AdamWork& work,
-                                      std::int64_t i, AdamMaximum& max) {
+__device__ inline void update_element(const AdamPass& b, const AdamWork& work, std::int64_t i,
+                                      AdamMaximum& max) {
+  const AdamTensor& x = work.tensor;
   const numerics::AdamScalars& s = work.step.scalars;
   const numerics::AdamElement e =
       numerics::adam_element(s, load_element(x.p, x.p_type, i), load_element(x.g, x.g_type, i),
@@ -206,41 +249,55 @@ __device__ inline void update_element(const AdamTensor& x, const AdamBatch& b, c
                                               random(b.m_rounding, work.m_key), false));
   max.v = numerics::max_bits(max.v, store_any(x.v, x.v_type, i, e.v, s.v_scale, b.v_rounding,
                                               random(b.v_rounding, work.v_key), true));
+  if (!x.w) return;
+  const float master = load_element(x.p, x.p_type, i);
+  store_code(x.w, x.w_type, i,
+             is_scaled(x.p_type, x.p_scale_inv) ? master * work.step.p_scale_inv : master,
+             work.step.w.scale, Rounding::kNearest, Overflow::kSaturate, 0);
 }
 
 // The elements [first, last) of a tensor, by the threads of a block; `first` is a multiple of 16.
-template <DType P, DType G, DType M, DType V>
-__device__ __forceinline__ void update_vectors(const AdamTensor& x, const AdamBatch& b,
-                                               const AdamWork& work, std::int64_t first,
-                                               std::int64_t last, AdamMaximum& max) {
+template <DType P, DType G, DType M, DType V, bool kWeight>
+__device__ __forceinline__ void update_vectors(const AdamPass& b, const AdamWork& work,
+                                               std::int64_t first, std::int64_t last,
+                                               AdamMaximum& max) {
+  const AdamTensor x = work.tensor;
   for (std::int64_t i = first / kVector + threadIdx.x; i < last / kVector; i += kThreads)
-    update_vector<P, G, M, V>(x, b, work, i, max);
+    update_vector<P, G, M, V, kWeight>(x, b, work, i, max);
 }
 
-inline __global__ void __launch_bounds__(kThreads)
-    adam_kernel(const __grid_constant__ AdamBatch b) {
-  if (b.skipped()) return;
+// By the last block of a tensor. The maxima are read from L2, where the other blocks raised them:
+// this SM's L1 may hold an older copy of their line.
+__device__ __forceinline__ void finish_tensor(AdamWork& work) {
+  finish_adam_step(work.tensor, work.step, __ldcg(&work.max_p), __ldcg(&work.max_m),
+                   __ldcg(&work.max_v));
+}
+
+inline __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ AdamPass b) {
+  if (*b.skip != 0) return;
   const int t = tensor_of(b.first_block, b.count, blockIdx.x);
-  const AdamTensor& x = b.tensors[t];
   AdamWork& work = b.work[t];
+  const AdamTensor& x = work.tensor;
   const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk,
                      last = first + kAdamChunk < x.n ? first + kAdamChunk : x.n;
   constexpr DType k32 = DType::kFloat32, k16 = DType::kFloat16, k8 = DType::kE4M3;
   const auto is = [&](DType p, DType g, DType m, DType v) {
-    return b.aligned[t] && x.p_type == p && x.g_type == g && x.m_type == m && x.v_type == v;
+    return work.aligned && x.p_type == p && x.g_type == g && x.m_type == m && x.v_type == v;
   };
   AdamMaximum max{};
   std::int64_t done = last / kVector * kVector;
-  if (is(k16, k8, k8, k16))
-    update_vectors<k16, k8, k8, k16>(x, b, work, first, last, max);
-  else if (is(k16, k8, k32, k32))
-    update_vectors<k16, k8, k32, k32>(x, b, work, first, last, max);
-  else if (is(k32, k32, k32, k32))
-    update_vectors<k32, k32, k32, k32>(x, b, work, first, last, max);
+  if (is(k16, k8, k8, k16) && !x.w)
+    update_vectors<k16, k8, k8, k16, false>(b, work, first, last, max);
+  else if (is(k16, k8, k8, k16) && x.w_type == k8)
+    update_vectors<k16, k8, k8, k16, true>(b, work, first, last, max);
+  else if (is(k16, k8, k32, k32) && !x.w)
+    update_vectors<k16, k8, k32, k32, false>(b, work, first, last, max);
+  else if (is(k32, k32, k32, k32) && !x.w)
+    update_vectors<k32, k32, k32, k32, false>(b, work, first, last, max);
   else
     done = first;
   for (std::int64_t i = done + threadIdx.x; i < last; i += kThreads)
-    update_element(x, b, work, i, max);
+    update_element(b, work, i, max);
   const std::uint32_t p = block_max<kThreads>(max.p);
   __syncthreads();
   const std::uint32_t m = block_max<kThreads>(max.m);
@@ -250,45 +307,34 @@ inline __global__ void __launch_bounds__(kThreads)
   atomicMax(&work.max_p, p);
   atomicMax(&work.max_m, m);
   atomicMax(&work.max_v, v);
+  __threadfence();
+  const std::int64_t blocks = b.first_block[t + 1] - b.first_block[t];
+  if (atomicAdd(&work.blocks_done, 1u) + 1 != blocks) return;
+  __threadfence();
+  finish_tensor(work);
 }
 
-// ---- before and after: one thread for each tensor
-inline __global__ void __launch_bounds__(kMaxAdamTensors)
-    check_gradients_kernel(const __grid_constant__ AdamBatch b) {
-  const int t = static_cast<int>(threadIdx.x);
-  const bool bad = (t < b.count && !gradient_is_finite(b.tensors[t], b.grad_scale)) ||
-                   (b.found_inf && *b.found_inf != 0.0f);
-  if (bad) atomicMax(b.skip, 1u);
-}
-
+// ---- before the pass: one block, a thread for each tensor
 inline __global__ void __launch_bounds__(kMaxAdamTensors)
     prepare_adam_kernel(const __grid_constant__ AdamBatch b) {
   const int t = static_cast<int>(threadIdx.x);
-  if (t >= b.count || b.skipped()) return;
+  const bool bad = (t < b.count && !gradient_is_finite(b.tensors[t].amax[3], b.grad_scale)) ||
+                   (b.found_inf && *b.found_inf != 0.0f);
+  const int skip = __syncthreads_or(bad);
+  if (t == 0 && (b.first || skip)) *b.skip = skip != 0;
+  if (t >= b.count || skip) return;
   const AdamTensor& x = b.tensors[t];
-  AdamWork work{};
+  AdamWork& work = b.work[t];
+  work.tensor = x;
+  work.max_p = work.max_m = work.max_v = work.blocks_done = 0;
   work.step = prepare_adam_step(x, b.hyper, b.grad_scale ? *b.grad_scale : 1.0f);
   work.p_key = numerics::random_key(b.seed, work.step.t, x.id, kMasterStream);
   work.m_key = numerics::random_key(b.seed, work.step.t, x.id, kMomentStream);
   work.v_key = numerics::random_key(b.seed, work.step.t, x.id, kSecondMomentStream);
-  b.work[t] = work;
-}
-
-inline __global__ void __launch_bounds__(kMaxAdamTensors)
-    finish_adam_kernel(const __grid_constant__ AdamBatch b) {
-  const int t = static_cast<int>(threadIdx.x);
-  if (t >= b.count || b.skipped()) return;
-  const AdamWork& work = b.work[t];
-  finish_adam_step(b.tensors[t], work.step, work.max_p, work.max_m, work.max_v);
+  work.aligned = aligned_to_16(x.p, x.g, x.m, x.v, x.w);
 }
 
 // ---- maxima of the gradients
-inline __global__ void __launch_bounds__(kMaxAdamTensors)
-    zero_grad_amax_kernel(const __grid_constant__ AdamBatch b) {
-  const int t = static_cast<int>(threadIdx.x);
-  if (t < b.count) b.tensors[t].amax[3] = 0.0f;
-}
-
 template <DType G>
 __device__ __forceinline__ std::uint32_t largest_gradient(const void* g, std::int64_t first,
                                                           std::int64_t last, bool aligned) {
@@ -301,32 +347,47 @@ __device__ __forceinline__ std::uint32_t largest_gradient(const void* g, std::in
   return max;
 }
 
-inline __global__ void __launch_bounds__(kThreads)
-    grad_amax_kernel(const __grid_constant__ AdamBatch b, float* found_inf) {
-  const int t = tensor_of(b.first_block, b.count, blockIdx.x);
-  const AdamTensor& x = b.tensors[t];
-  const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk,
-                     last = first + kAdamChunk < x.n ? first + kAdamChunk : x.n;
-  std::uint32_t max = 0;
-  switch (x.g_type) {
-    case DType::kFloat32:
-      max = largest_gradient<DType::kFloat32>(x.g, first, last, b.aligned[t]);
-      break;
-    case DType::kFloat16:
-      max = largest_gradient<DType::kFloat16>(x.g, first, last, b.aligned[t]);
-      break;
-    case DType::kBFloat16:
-      max = largest_gradient<DType::kBFloat16>(x.g, first, last, b.aligned[t]);
-      break;
-    case DType::kE4M3: max = largest_gradient<DType::kE4M3>(x.g, first, last, b.aligned[t]); break;
-    case DType::kE5M2: max = largest_gradient<DType::kE5M2>(x.g, first, last, b.aligned[t]); break;
+__device__ __forceinline__ std::uint32_t largest_gradient(const GradTensor& x, std::int64_t first,
+                                                          std::int64_t last) {
+  switch (x.type) {
+    case DType::kFloat32: return largest_gradient<DType::kFloat32>(x.g, first, last, x.aligned);
+    case DType::kFloat16: return largest_gradient<DType::kFloat16>(x.g, first, last, x.aligned);
+    case DType::kBFloat16: return largest_gradient<DType::kBFloat16>(x.g, first, last, x.aligned);
+    case DType::kE4M3: return largest_gradient<DType::kE4M3>(x.g, first, last, x.aligned);
+    case DType::kE5M2: return largest_gradient<DType::kE5M2>(x.g, first, last, x.aligned);
   }
-  max = block_max<kThreads>(max);
-  if (threadIdx.x != 0) return;
-  const float amax = __uint_as_float(max) * (x.g_scale_inv ? *x.g_scale_inv : 1.0f);
-  atomicMax(reinterpret_cast<std::uint32_t*>(x.amax + 3), magnitude(amax));
-  if (!numerics::is_finite(amax * (b.grad_scale ? fabsf(*b.grad_scale) : 1.0f)))
-    raise_flag(found_inf);
+  return 0;
+}
+
+// By the threads of the last block of a batch.
+__device__ __forceinline__ void finish_gradients(const GradBatch& b) {
+  bool bad = false;
+  for (int t = static_cast<int>(threadIdx.x); t < b.count; t += kThreads) {
+    const GradTensor& x = b.tensors[t];
+    const float amax = __uint_as_float(__ldcg(b.maxima + t)) * (x.scale_inv ? *x.scale_inv : 1.0f);
+    x.amax[3] = amax;
+    bad = bad || !gradient_is_finite(amax, b.grad_scale);
+  }
+  const int any = __syncthreads_or(bad);
+  if (threadIdx.x == 0 && (b.first || any)) *b.found_inf = any ? 1.0f : 0.0f;
+}
+
+inline __global__ void __launch_bounds__(kThreads)
+    grad_amax_kernel(const __grid_constant__ GradBatch b) {
+  FP8AMP_SHARED(std::uint32_t, is_last, [1]);
+  const int t = tensor_of(b.first_block, b.count, blockIdx.x);
+  const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk, n = b.tensors[t].n,
+                     last = first + kAdamChunk < n ? first + kAdamChunk : n;
+  const std::uint32_t max = block_max<kThreads>(largest_gradient(b.tensors[t], first, last));
+  if (threadIdx.x == 0) {
+    atomicMax(b.maxima + t, max);
+    __threadfence();
+    is_last[0] = atomicAdd(b.blocks_done, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!is_last[0]) return;
+  __threadfence();
+  finish_gradients(b);
 }
 
 }  // namespace fp8amp::kernels::cuda

@@ -30,11 +30,6 @@ void with_format(DType format, const Body& body) {
   format == DType::kFloat16 ? body(Fp16{}) : with_float8(format, body);
 }
 
-template <class... Pointers>
-bool aligned_to_16(Pointers... p) {
-  return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
-}
-
 // Blocks for `n` elements at 16 a thread: enough to fill every processor eight times over, and no
 // more.
 inline dim3 grid_for(std::int64_t n) {

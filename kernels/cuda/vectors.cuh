@@ -25,6 +25,11 @@ struct Vector {
   float v[kVector];
 };
 
+template <class... Pointers>
+__host__ __device__ __forceinline__ bool aligned_to_16(Pointers... p) {
+  return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
+}
+
 __device__ __forceinline__ std::uint32_t magnitude(float x) {
   return __float_as_uint(x) & 0x7fffffffu;
 }

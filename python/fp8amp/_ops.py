@@ -13,7 +13,7 @@ reads `x` as x * x_scale_inv, so that a ScaledTensor is cast again without an FP
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,9 +243,11 @@ def adam_(
     seed: int,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
+    compute_weights: Mapping[int, tuple[Tensor, Tensor]] | None = None,
 ) -> None:
     """One Adam or AdamW (`decoupled`) step over a list of parameters in one pass; nothing changes where found_inf is
-    not 0."""
+    not 0. compute_weights[i], (float8_e4m3 or float16 payload, scale_inv), becomes the cast of the new params[i]."""
+    weights = compute_weights or {}
     _call(
         _ops.adam_,
         params,
@@ -272,8 +274,11 @@ def adam_(
         seed,
         grad_scale,
         found_inf,
+        [payload for payload, _ in weights.values()],
+        [scale_inv for _, scale_inv in weights.values()],
+        list(weights),
     )
-    mark_written([*params, *exp_avg, *exp_avg_sq])
+    mark_written([*params, *exp_avg, *exp_avg_sq, *(payload for payload, _ in weights.values())])
 
 
 def build_info() -> str:

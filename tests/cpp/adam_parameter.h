@@ -62,6 +62,7 @@ struct AdamParameterData {
   float amax[4] = {};
   float step = 0;
   std::uint32_t id = 0;
+  Stored weight{DType::kE4M3, 0};  // that is computed with; empty: none
 
   AdamParameterData(AdamTypes t, const std::vector<float>& values)
       : p(t.p, values.size()), g(t.g, values.size()), m(t.m, values.size()), v(t.v, values.size()) {
@@ -69,6 +70,12 @@ struct AdamParameterData {
     amax[0] = p.amax();
   }
   kernels::AdamTensor tensor() {
+    kernels::AdamTensor t = without_weight();
+    if (!weight.bytes.empty())
+      t.w_type = weight.type, t.w = weight.bytes.data(), t.w_scale_inv = &weight.scale_inv;
+    return t;
+  }
+  kernels::AdamTensor without_weight() {
     return {p.bytes.data(),
             g.bytes.data(),
             m.bytes.data(),

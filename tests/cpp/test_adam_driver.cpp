@@ -17,6 +17,7 @@ using kernels::AdamTensor;
 using test::AdamParameterData;
 using test::AdamTypes;
 using test::default_args;
+using test::Stored;
 
 std::vector<float> normal(std::size_t n, float sigma, std::uint32_t seed) {
   std::mt19937 rng(seed);
@@ -42,6 +43,7 @@ std::vector<AdamParameterData> make_parameters(std::uint32_t seed) {
     for (std::size_t n : kSizes) {
       all.emplace_back(t, normal(n, 0.05f, seed + id));
       all.back().id = id++;
+      if (id % 3 == 0) all.back().weight = Stored(id % 2 ? DType::kE4M3 : DType::kFloat16, n);
     }
   return all;
 }
@@ -68,11 +70,11 @@ float step(std::vector<AdamParameterData>& all, AdamArgs args = default_args()) 
 bool same_bits(const AdamParameterData& a, const AdamParameterData& b) {
   const auto scalars = [](const AdamParameterData& x) {
     return std::vector<float>{x.p.scale_inv, x.m.scale_inv, x.v.scale_inv, x.amax[0],
-                              x.amax[1],     x.amax[2],     x.step};
+                              x.amax[1],     x.amax[2],     x.step,        x.weight.scale_inv};
   };
   const auto sa = scalars(a), sb = scalars(b);
   return a.p.bytes == b.p.bytes && a.m.bytes == b.m.bytes && a.v.bytes == b.v.bytes &&
-         a.g.bytes == b.g.bytes &&
+         a.g.bytes == b.g.bytes && a.weight.bytes == b.weight.bytes &&
          std::memcmp(sa.data(), sb.data(), sa.size() * sizeof(float)) == 0;
 }
 
@@ -229,6 +231,35 @@ TEST(AdamDriver, MaximaAreThoseOfThePayload) {
       }
     }
   }
+}
+
+// The compute weight has the bits of a cast of the new master under its own scale, which is a power
+// of two with no room for another one, and changes nothing else.
+TEST(AdamDriver, ComputeWeightIsTheCastOfTheMaster) {
+  for (AdamTypes types : kTypes)
+    for (DType format : {DType::kE4M3, DType::kFloat16})
+      for (std::size_t n : {1u, 511u, 4096u, 10001u}) {
+        AdamParameterData x(types, normal(n, 0.05f, 1)), plain = x;
+        x.weight = Stored(format, n);
+        for (int s = 0; s < 3; ++s) {
+          std::vector<AdamParameterData> both{x, plain};
+          set_gradients(both, s == 1 ? 1.0f : 1e-3f, 20u + static_cast<std::uint32_t>(s));
+          step(both);
+          x = both[0], plain = both[1];
+          AdamParameterData rest = x;
+          rest.weight = Stored(DType::kE4M3, 0);
+          EXPECT_TRUE(same_bits(rest, plain));
+          const float scale = 1 / x.weight.scale_inv;
+          EXPECT_EQ(scale, numerics::floor_power_of_two(scale));
+          Stored expected(format, n);
+          for (std::int64_t i = 0; i < x.p.size(); ++i)
+            kernels::store_code(expected.bytes.data(), format, i, x.p[i], scale, Rounding::kNearest,
+                                Overflow::kSaturate, 0);
+          ASSERT_EQ(x.weight.bytes, expected.bytes) << name(format) << " " << n << " step " << s;
+          EXPECT_LE(x.amax[0] * scale, format_max(format));
+          EXPECT_GT(x.amax[0] * scale, format == DType::kE4M3 ? 448.0f / 8 : 0.0f);
+        }
+      }
 }
 
 TEST(AdamDriver, ScalesStayNormalNumbers) {

@@ -58,6 +58,30 @@ TEST_F(Adam, States) {
   expect_refused({}, {"adam_step", "grad.scale_inv", "float16"});
 }
 
+TEST_F(Adam, ComputeWeight) {
+  const AdamParameter good =
+      make_adam_parameter(scaled({8, 4}, DType::kFloat16), scaled({8, 4}), Level::kO3, 0);
+  p = good;
+  expect_refused({.level = Level::kO2}, {"adam_step", "compute_weight", "undefined below O3"});
+  p.compute_weight = {};
+  expect_refused({.level = Level::kO3}, {"adam_step", "compute_weight", "undefined one"});
+  p.compute_weight = scaled({8, 4}, DType::kFloat16);
+  expect_refused({.level = Level::kO3}, {"compute_weight", "float8_e4m3", "float16"});
+  p.compute_weight = scaled({8, 4}, DType::kE5M2);
+  expect_refused({}, {"compute_weight", "float8_e4m3, float16", "float8_e5m2"});
+  p.compute_weight = ScaledTensor(tensor({8, 4}, DType::kFloat16));
+  expect_refused({}, {"compute_weight", "scale_inv", "plain float16"});
+  p.compute_weight = scaled({4, 8});
+  expect_refused({}, {"compute_weight", "[8, 4]", "[4, 8]"});
+  p.compute_weight = with_scale_inv(good.compute_weight, 0.0f);
+  expect_refused({}, {"compute_weight.scale_inv", "2^-126"});
+  p.compute_weight = ScaledTensor(p.grad.payload(), scalar(1.0f));
+  expect_refused({}, {"compute_weight of parameter 0", "overlap", "grad of parameter 0"});
+  p = good;
+  adam_step({&p, 1}, {.level = Level::kO3});
+  EXPECT_EQ(*p.step.data_as<float>(), 1.0f);
+}
+
 TEST_F(Adam, FloatStatesHaveNoScale) {
   const ScaledTensor scaled_floats(tensor({8, 4}), scalar(0.5f));
   const AdamParameter good = make_adam_parameter(tensor({8, 4}), scaled({8, 4}), Level::kO1, 0);

@@ -1,11 +1,13 @@
 // Adam, norm and clipping of the CUDA backend, on the emulator: every bit is the CPU backend's.
 #include <array>
 #include <deque>
+#include <optional>
 
 #include "kernels/adam.h"
 #include "kernels/norm.h"
 #include "tests/emulator/cuda_data.h"
 #include "tests/emulator/cuda_emu.h"
+#include "tests/emulator/fake_runtime.h"
 
 namespace fp8amp {
 namespace {
@@ -24,8 +26,9 @@ constexpr Types kO1{k16, k43, k32, k32}, kO2{k16, k43, k43, k16}, kPlain{k32, k3
 struct Parameter {
   Data p, g, m, v;
   std::array<float, 4> scale_inv{0x1p-18f, 0.001f, 0.0002f, 0x1p-30f}, amax{};  // p, g, m, v
-  float step = 3.0f;
+  float step = 3.0f, weight_scale_inv = 0.5f;
   std::uint32_t id;
+  std::optional<Data> weight;  // that is computed with
 
   Parameter(const Types& t, std::int64_t n, std::uint32_t seed, std::int64_t offset = 0)
       : p(test::random_data(t.p, n, seed, t.p == k16 ? 3e4f : 0.1f, offset)),
@@ -41,6 +44,11 @@ struct Parameter {
       else
         v.as<std::uint8_t>()[i] &= 0x7f;
     amax = {largest(p, 0), largest(m, 2), largest(v, 3), 0.0f};
+  }
+  Parameter with_weight(DType type, std::int64_t offset = 0) const {
+    Parameter r = *this;
+    r.weight.emplace(type, p.size(), offset);
+    return r;
   }
   float largest(const Data& d, std::size_t scale) const {
     float max = 0;
@@ -63,6 +71,10 @@ struct Parameter {
     t.step = &step;
     t.n = p.size();
     t.id = id;
+    if (weight) {
+      t.w = weight->get(), t.w_type = weight->type();
+      t.w_scale_inv = &weight_scale_inv;
+    }
     return t;
   }
 };
@@ -71,6 +83,8 @@ void expect_equal(const Parameter& a, const Parameter& b) {
   EXPECT_EQ(a.p.difference(b.p), "equal");
   EXPECT_EQ(a.m.difference(b.m), "equal");
   EXPECT_EQ(a.v.difference(b.v), "equal");
+  EXPECT_EQ(a.weight ? a.weight->difference(*b.weight) : "equal", "equal");
+  EXPECT_EQ(a.weight_scale_inv, b.weight_scale_inv);
   EXPECT_EQ(a.scale_inv, b.scale_inv);
   for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(test::same(a.amax[i], b.amax[i])) << i;
   EXPECT_EQ(a.step, b.step);
@@ -125,6 +139,47 @@ TEST(CudaAdam, AnyTypes) {
         }
 }
 
+TEST(CudaAdam, ComputeWeights) {
+  for (const Types& types : {kO1, kO2, kPlain, Types{k43, k43, k43, k16}})
+    for (DType weight : {k43, k16})
+      for (std::int64_t n : {0, 1, 17, 1000, 20000})
+        for (std::int64_t offset : {0, 1}) {
+          SCOPED_TRACE(std::string(name(weight)) + ", " + std::to_string(n) + " elements");
+          StepRun().expect_equal_steps({Parameter(types, n, 7).with_weight(weight, offset)});
+        }
+}
+
+// Written by the pass itself, and not at all where a gradient is not finite.
+TEST(CudaAdam, ComputeWeightIsTheCastOfTheMaster) {
+  std::deque<Parameter> parameters{Parameter(kO2, 700, 1).with_weight(k43), Parameter(kO2, 9, 2)};
+  StepRun run;
+  run.steps(parameters, 2, cuda::grad_amax, cuda::adam);
+  Parameter& x = parameters[0];
+  const float scale = 1.0f / x.weight_scale_inv;
+  EXPECT_EQ(scale, numerics::floor_power_of_two(scale));
+  Data expected(k43, 700);
+  for (std::int64_t i = 0; i < 700; ++i)
+    store_code(expected.get(), k43, i, load_element(x.p.get(), k16, i) * x.scale_inv[0], scale,
+               Rounding::kNearest, Overflow::kSaturate, 0);
+  EXPECT_EQ(x.weight->difference(expected), "equal");
+  parameters[1].g.as<std::uint8_t>()[8] = 0x7f;
+  run.steps(parameters, 1, cuda::grad_amax, cuda::adam);
+  EXPECT_EQ(x.weight->difference(expected), "equal");
+  EXPECT_EQ(x.weight_scale_inv, 1.0f / scale);
+}
+
+// One launch for the maxima of the gradients, one for what is known before the pass, the pass.
+TEST(CudaAdam, Launches) {
+  for (std::uint32_t count : {1u, 148u, 300u}) {
+    std::deque<Parameter> parameters;
+    for (std::uint32_t i = 0; i < count; ++i) parameters.emplace_back(kO2, 20, i);
+    fake_cuda::reset_counters();
+    StepRun().steps(parameters, 1, cuda::grad_amax, cuda::adam);
+    EXPECT_EQ(fake_cuda::counters().memsets, 1) << count;
+    EXPECT_EQ(fake_cuda::counters().launches, count == 300 ? 4 : 3) << count;
+  }
+}
+
 TEST(CudaAdam, RoundingsAndRules) {
   for (const Types& types : {kO1, kO2})
     for (Rounding p : {Rounding::kNearest, Rounding::kStochastic})
@@ -143,12 +198,14 @@ TEST(CudaAdam, RoundingsAndRules) {
 // More tensors than a launch takes, empty ones among them, and unaligned ones.
 TEST(CudaAdam, ManyTensors) {
   std::deque<Parameter> parameters;
-  for (std::uint32_t i = 0; i < 150; ++i)
+  for (std::uint32_t i = 0; i < 1030; ++i) {
     parameters.emplace_back(i % 3 == 0   ? kPlain
                             : i % 3 == 1 ? kO1
                                          : kO2,
-                            i % 10 == 4 ? 0 : 50 + i, 100 * i, i % 2);
-  StepRun().expect_equal_steps(parameters, 2);
+                            i % 10 == 4 ? 0 : 50 + i % 50, 100 * i, i % 2);
+    if (i % 4 == 0) parameters.back().weight.emplace(k43, parameters.back().p.size());
+  }
+  StepRun().expect_equal_steps(parameters, 1);
 }
 
 TEST(CudaAdam, NonFiniteGradientSkipsAll) {
@@ -169,8 +226,8 @@ TEST(CudaAdam, NonFiniteGradientSkipsAll) {
 TEST(CudaAdam, NonFiniteByItsScaleSkipsAll) {
   for (float grad_scale : {0x1p127f, INFINITY, NAN}) {
     std::deque<Parameter> parameters;
-    for (std::uint32_t i = 0; i < 140; ++i) parameters.emplace_back(kPlain, 20, i);
-    parameters[135].g.as<float>()[7] = 1e10f;
+    for (std::uint32_t i = 0; i < 520; ++i) parameters.emplace_back(kPlain, 20, i);
+    parameters[grad_scale > 1e30f ? 515 : 5].g.as<float>()[7] = 1e10f;
     StepRun run;
     run.args.grad_scale = &grad_scale;
     run.expect_equal_steps(parameters, 1);
@@ -191,7 +248,8 @@ TEST(CudaAdam, NanStatesAndHugeGradients) {
 
 TEST(CudaAdam, AnySchedule) {
   emu::for_each_schedule([&] {
-    StepRun().expect_equal_steps({Parameter(kO2, 3000, 1), Parameter(kPlain, 20, 2)}, 1);
+    StepRun().expect_equal_steps(
+        {Parameter(kO2, 40000, 1).with_weight(k43), Parameter(kPlain, 20, 2)}, 1);
   });
 }
 

@@ -19,6 +19,21 @@ ScaledTensor state(const char* op, const char* argument, const TorchTensor& payl
   return write_scaled(op, argument, payload, scale_inv);
 }
 
+// weights[i] is the compute weight of list[places[i]].
+void set_compute_weights(const char* op, std::vector<AdamParameter>& list,
+                         const TensorList& weights, const TensorList& scale_inv,
+                         const std::vector<int64_t>& places) {
+  require_same_length(op, "compute_weight_scale_inv", scale_inv.size(), weights.size());
+  require_same_length(op, "compute_weight_places", places.size(), weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto place = static_cast<size_t>(places[i]);
+    if (place >= list.size() || list[place].compute_weight.defined())
+      throw Error(std::string(op) + ": compute_weight_places must be different places below " +
+                  std::to_string(list.size()) + ", got " + std::to_string(places[i]));
+    list[place].compute_weight = write_scaled(op, "compute_weight", weights[i], scale_inv[i]);
+  }
+}
+
 TorchTensor grad_norm(const TensorList& grads, const TensorList& scale_inv) {
   const char* op = "grad_norm";
   require_same_length(op, "scale_inv", scale_inv.size(), grads.size());
@@ -54,7 +69,9 @@ void adam(const TensorList& params, const TensorList& param_scale_inv, const Ten
           const std::vector<int64_t>& tensor_ids, const TorchTensor& lr, double beta1, double beta2,
           double eps, double weight_decay, bool decoupled, bool maximize, int64_t master_rounding,
           int64_t moment_rounding, int64_t second_moment_rounding, int64_t seed,
-          const OptionalTensor& grad_scale, const OptionalTensor& found_inf) {
+          const OptionalTensor& grad_scale, const OptionalTensor& found_inf,
+          const TensorList& compute_weight, const TensorList& compute_weight_scale_inv,
+          const std::vector<int64_t>& compute_weight_places) {
   const char* op = "adam_";
   const std::pair<const char*, size_t> lengths[] = {
       {"param_scale_inv", param_scale_inv.size()},
@@ -78,6 +95,7 @@ void adam(const TensorList& params, const TensorList& param_scale_inv, const Ten
                write(op, "amax", amax[i]),
                write(op, "steps", steps[i]),
                static_cast<uint32_t>(tensor_ids[i])};
+  set_compute_weights(op, list, compute_weight, compute_weight_scale_inv, compute_weight_places);
   if (params.empty()) return;
   const Tensor lr_view = read(op, "lr", lr);
   if (lr_view.dtype() != DType::kFloat32 || lr_view.numel() != 1 ||
@@ -118,7 +136,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
       "int[] tensor_ids, Tensor lr, float beta1, float beta2, float eps, float weight_decay, bool "
       "decoupled, bool maximize, "
       "int master_rounding, int moment_rounding, int second_moment_rounding, int seed, Tensor? "
-      "grad_scale, Tensor? found_inf) -> ()");
+      "grad_scale, Tensor? found_inf, Tensor(i!)[] compute_weight, Tensor(j!)[] "
+      "compute_weight_scale_inv, int[] compute_weight_places) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CUDA, m) { implement(m); }
