@@ -11,4 +11,5 @@
 #include <fp8amp/quantize.h>
 #include <fp8amp/recipe.h>
 #include <fp8amp/scaled_tensor.h>
+#include <fp8amp/shards.h>
 #include <fp8amp/tensor.h>

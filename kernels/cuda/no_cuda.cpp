@@ -5,6 +5,7 @@
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/quantize.h"
+#include "kernels/shards.h"
 
 namespace fp8amp::kernels::cuda {
 namespace {
@@ -25,5 +26,6 @@ void grad_amax(const AdamArgs&, float*) { refuse("grad_amax"); }
 void adam(const AdamArgs&) { refuse("adam_update"); }
 void norm(const NormArgs&) { refuse("grad_norm"); }
 void clip(const ClipArgs&) { refuse("clip_grad_norm"); }
+void sum_shards(const SumShardsArgs&) { refuse("sum_shards"); }
 
 }  // namespace fp8amp::kernels::cuda

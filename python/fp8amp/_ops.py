@@ -199,6 +199,26 @@ def accumulate_(payload: Tensor, scale_inv: Tensor, x: Tensor, x_scale_inv: Tens
     mark_written([payload, scale_inv])
 
 
+def sum_shards(
+    shards: Sequence[Tensor],
+    scale_inv: Sequence[Tensor],
+    format: torch.dtype,
+    *,
+    factor: float = 1.0,
+    scale: Tensor | None = None,
+    bound: Tensor | None = None,
+    scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(payload in `format`, scale_inv, amax) of factor * sum_i shards[i] * scale_inv[i], added in FP32 in this order
+    and cast once; infinities become NaN. The scale is `scale`, or from `bound` on the largest value, or from it."""
+    if not shards:  # the dispatcher finds no device
+        raise ValueError("sum_shards: shards must not be empty, got 0 tensors")
+    result: tuple[Tensor, Tensor, Tensor] = _call(
+        _ops.sum_shards, list(shards), list(scale_inv), format, factor, scale, bound, int(scale_rounding)
+    )
+    return result
+
+
 def grad_norm(grads: list[Tensor], scale_inv: list[Tensor]) -> Tensor:
     """The 2-norm over all values grads[i] * scale_inv[i], as a 0-d float32 tensor."""
     result: Tensor = _call(_ops.grad_norm, grads, scale_inv)
@@ -328,4 +348,5 @@ _fake("grad_amax_")(
     lambda grads, scale_inv, amax: grads[0].new_empty((), dtype=torch.float32) if grads else torch.empty(())
 )
 _fake("amax")(lambda x: _scalar(x))
+_fake("sum_shards")(lambda shards, scale_inv, format, *_: _quantized(shards[0], format))
 _fake("adam_")(lambda *args: None)

@@ -107,6 +107,31 @@ void accumulate(const TorchTensor& payload, const TorchTensor& scale_inv, const 
                      write_scaled(op, "payload", payload, scale_inv), stream(x));
 }
 
+std::tuple<TorchTensor, TorchTensor, TorchTensor> sum_shards(
+    const std::vector<TorchTensor>& shards, const std::vector<TorchTensor>& scale_inv,
+    ScalarType format, double factor, const OptionalTensor& scale, const OptionalTensor& bound,
+    int64_t scale_rounding) {
+  const char* op = "sum_shards";
+  to_dtype(op, "format", format);
+  if (shards.empty() || scale_inv.size() != shards.size())
+    throw Error("sum_shards: scale_inv must have an entry for every shard, got " +
+                std::to_string(scale_inv.size()) + " for " + std::to_string(shards.size()));
+  std::vector<ScaledTensor> list;
+  for (size_t i = 0; i < shards.size(); ++i)
+    list.push_back(read_scaled(op, "shards", shards[i], scale_inv[i]));
+  TorchTensor payload = empty(shape(shards[0]), format, shards[0]),
+              out_scale_inv = empty_scalar(shards[0]), amax = empty_scalar(shards[0]);
+  SumShardsOptions o;
+  o.factor = static_cast<float>(factor);
+  o.scale_rounding = to_scale_rounding(op, scale_rounding);
+  o.scale = read(op, "scale", scale);
+  o.bound = read(op, "bound", bound);
+  o.amax = write(op, "amax", amax);
+  o.stream = stream(shards[0]);
+  fp8amp::sum_shards(list, write_scaled(op, "out", payload, out_scale_inv), o);
+  return {payload, out_scale_inv, amax};
+}
+
 TorchTensor amax(const TorchTensor& x) {
   TorchTensor out = empty_scalar(x);
   fp8amp::amax(read("amax", "x", x), write("amax", "out", out), stream(x));
@@ -122,6 +147,7 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("dequantize_", TORCH_BOX(&dequantize_into));
   m.impl("accumulate_", TORCH_BOX(&accumulate));
   m.impl("amax", TORCH_BOX(&amax));
+  m.impl("sum_shards", TORCH_BOX(&sum_shards));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
@@ -146,6 +172,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
   m.def(
       "accumulate_(Tensor(a!) payload, Tensor(b!) scale_inv, Tensor x, Tensor? x_scale_inv) -> ()");
   m.def("amax(Tensor x) -> Tensor");
+  m.def(
+      "sum_shards(Tensor[] shards, Tensor[] scale_inv, ScalarType format, float factor, Tensor? "
+      "scale, Tensor? bound, int scale_rounding) -> (Tensor payload, Tensor scale_inv, Tensor "
+      "amax)");
 }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CUDA, m) { implement(m); }
