@@ -30,6 +30,7 @@ struct AdamTensor {
 struct AdamArgs {
   std::span<const AdamTensor> tensors;
   numerics::AdamHyperparameters hyper;
+  const float* lr;  // takes the place of hyper.lr unless null
   Rounding p_rounding, m_rounding, v_rounding;
   std::uint64_t seed;
   const float* grad_scale;  // may be null

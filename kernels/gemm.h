@@ -33,6 +33,7 @@ void gemm(const GemmArgs& args);
 }
 namespace cuda {
 void gemm(const GemmArgs& args);
-}
+bool gemm_prefers_k_contiguous();  // on the current device
+}  // namespace cuda
 
 }  // namespace fp8amp::kernels

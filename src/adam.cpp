@@ -182,6 +182,10 @@ Device check_step(const char* op, std::span<const AdamParameter> parameters, con
     check_parameter(op, p, device);
     check_states(op, p, o.level, device);
   }
+  if (o.lr_tensor.defined()) {
+    check::scalar(op, "lr_tensor", o.lr_tensor, device);
+    if (device.type == DeviceType::kCpu) check::finite(op, "lr", *o.lr_tensor.data_as<float>());
+  }
   if (o.grad_scale.defined()) check::scalar(op, "grad_scale", o.grad_scale, device);
   if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, device);
   check_overlap(op, parameters);
@@ -192,6 +196,7 @@ kernels::AdamArgs make_args(std::span<const kernels::AdamTensor> tensors, const 
   kernels::AdamArgs args{};
   args.tensors = tensors;
   args.hyper = {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.decay, o.maximize};
+  args.lr = check::pointer(o.lr_tensor);
   args.p_rounding = o.master_rounding;
   args.m_rounding = o.moment_rounding;
   args.v_rounding = o.second_moment_rounding;

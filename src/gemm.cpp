@@ -58,6 +58,12 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   }
 }
 
+bool gemm_prefers_k_contiguous(Device device) {
+  if (device.type == DeviceType::kCpu) return false;  // packing absorbs every layout
+  const ScopedDevice current(device);
+  return kernels::cuda::gemm_prefers_k_contiguous();
+}
+
 void gemm(Gemm kind, const ScaledTensor& a, const ScaledTensor& b, const Tensor& out,
           GemmOptions options) {
   options.transpose_a = kind == Gemm::kWgrad;

@@ -28,12 +28,17 @@ step_lint() {
   mypy --strict python/fp8amp
 }
 
-# build FOLDER [cmake option ...]: configures and builds build/FOLDER
-build() {
+# configure FOLDER [cmake option ...]
+configure() {
   local folder=build/$1
   shift
   cmake -S . -B "$folder" -G Ninja -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python" -DFP8AMP_WERROR=ON "$@" | grep -- '-- fp8amp'
-  cmake --build "$folder"
+}
+
+# build FOLDER [cmake option ...]: configures and builds build/FOLDER
+build() {
+  configure "$@"
+  cmake --build "build/$1"
 }
 
 step_cpp() {
@@ -104,6 +109,11 @@ step_cuda() {
 }
 
 step_python() {
+  configure cpp
+  if cmake --build build/cpp --target help | grep -q fp8amp_torch_emulated; then
+    cmake --build build/cpp --target fp8amp_torch_emulated
+    export FP8AMP_EMULATED_TORCH=$root/build/cpp/tests/emulator/fp8amp_torch_emulated.so
+  fi
   python -m pytest tests/python -q --durations=5
 }
 

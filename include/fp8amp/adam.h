@@ -45,6 +45,8 @@ enum class Level : std::uint8_t { kAny = 0, kO1 = 1, kO2 = 2, kO3 = 3 };
 
 struct AdamOptions {
   float lr = 1e-3f;
+  Tensor lr_tensor{};  // float32[], takes the place of lr if defined: read when the step runs, so
+                       // that a captured graph follows a schedule
   std::array<double, 2> betas = {0.9, 0.999};
   float eps = 1e-8f;
   float weight_decay = 0.0f;

@@ -41,4 +41,9 @@ enum class Gemm : std::uint8_t {
 FP8AMP_API void gemm(Gemm kind, const ScaledTensor& a, const ScaledTensor& b, const Tensor& out,
                      GemmOptions options = {});
 
+// Whether gemm on `device` reads its operands in place only where k is contiguous (A stored as
+// [M, K], B as [N, K]), and else copies them: true for FP8 tensor cores except those of compute
+// capability 10.x. quantize_transpose then gives a linear layer what its other two products read.
+FP8AMP_API bool gemm_prefers_k_contiguous(Device device);
+
 }  // namespace fp8amp

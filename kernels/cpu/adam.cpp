@@ -83,10 +83,11 @@ void adam(const AdamArgs& args) {
   };
   if (!std::all_of(args.tensors.begin(), args.tensors.end(), finite)) return;
   const float grad_scale = args.grad_scale ? *args.grad_scale : 1.0f;
+  numerics::AdamHyperparameters hyper = args.hyper;
+  if (args.lr) hyper.lr = *args.lr;
   std::vector<AdamStep> steps;
   steps.reserve(args.tensors.size());
-  for (const AdamTensor& x : args.tensors)
-    steps.push_back(prepare_adam_step(x, args.hyper, grad_scale));
+  for (const AdamTensor& x : args.tensors) steps.push_back(prepare_adam_step(x, hyper, grad_scale));
   std::vector<TensorMaxima> maxima(args.tensors.size());
   for_each_run(args.tensors, kGrain, [&](std::size_t i, std::int64_t first, std::int64_t n) {
     const AdamTensor& x = args.tensors[i];

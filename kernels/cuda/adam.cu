@@ -29,6 +29,7 @@ void launch_prepare(const AdamArgs& args, AdamWork* work, std::uint32_t* skip,
                     cudaStream_t stream) {
   AdamBatch b{};
   b.hyper = args.hyper;
+  b.lr = args.lr;
   b.seed = args.seed;
   b.grad_scale = args.grad_scale;
   b.found_inf = args.found_inf;

@@ -22,6 +22,7 @@ void quantize(const QuantizeArgs&) { refuse("quantize"); }
 void dequantize(const DequantizeArgs&) { refuse("dequantize"); }
 void accumulate(const AccumulateArgs&) { refuse("accumulate"); }
 void gemm(const GemmArgs&) { refuse("gemm"); }
+bool gemm_prefers_k_contiguous() { refuse("gemm_prefers_k_contiguous"); }
 void grad_amax(const AdamArgs&, float*) { refuse("grad_amax"); }
 void adam(const AdamArgs&) { refuse("adam_update"); }
 void norm(const NormArgs&) { refuse("grad_norm"); }

@@ -12,6 +12,7 @@ reads `x` as x * x_scale_inv, so that a ScaledTensor is cast again without an FP
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -111,14 +112,28 @@ def quantize_transpose(
     format: torch.dtype,
     *,
     scale: Tensor | None = None,
+    history: Tensor | None = None,
+    update: bool = False,
     scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
     margin: int = 0,
     overflow: Overflow = Overflow.SATURATE,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(payload [M, N], payload transposed [N, M], scale_inv, amax) of x [M, N] in one pass."""
+    """(payload [M, N], payload transposed [N, M], scale_inv, amax) of x [M, N] in one pass. `history`, `update`: as
+    in `quantize_delayed`."""
     result: tuple[Tensor, Tensor, Tensor, Tensor] = _call(
-        _ops.quantize_transpose, x, x_scale_inv, format, scale, int(scale_rounding), margin, int(overflow)
+        _ops.quantize_transpose,
+        x,
+        x_scale_inv,
+        format,
+        scale,
+        history,
+        int(scale_rounding),
+        margin,
+        int(overflow),
+        update,
     )
+    if history is not None and update:
+        mark_written([history])
     return result
 
 
@@ -190,6 +205,19 @@ def gemm_(
         _ops.gemm_, out, a, a_scale_inv, b, b_scale_inv, transpose_a, transpose_b, bias, accumulate, fast_accumulation
     )
     mark_written([out])
+
+
+@functools.cache
+def _prefers_k_contiguous(device: torch.device) -> bool:
+    return bool(_call(_ops.gemm_prefers_k_contiguous, device.type, device.index or 0))
+
+
+def gemm_prefers_k_contiguous(device: torch.device) -> bool:
+    """Whether `gemm` on this device copies operands whose k is not contiguous: then `quantize_transpose` pays."""
+    return _prefers_k_contiguous(device)
+
+
+torch.compiler.assume_constant_result(gemm_prefers_k_contiguous)  # type: ignore[no-untyped-call]
 
 
 def accumulate_(payload: Tensor, scale_inv: Tensor, x: Tensor, x_scale_inv: Tensor | None) -> None:
@@ -331,7 +359,7 @@ def _product(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, dtype: 
 _fake("quantize")(lambda x, xs, format, scale, sr, margin, r, o, seed: _quantized(x, format))
 _fake("quantize_")(lambda payload, scale_inv, x, xs, keep, sr, margin, r, o, seed: _scalar(x))
 _fake("quantize_transpose")(
-    lambda x, xs, format, scale, sr, margin, o: (
+    lambda x, xs, format, scale, history, sr, margin, o, update: (
         x.new_empty(x.shape, dtype=format),
         x.new_empty((x.shape[1], x.shape[0]), dtype=format),
         _scalar(x),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import _ops
 from .module_filter import fp8_layers
 from .nn.weight_cache import fp8_weight_bytes
 from .optim import Adam
@@ -174,7 +175,8 @@ class _Table:
             self._add(managed, "gradient", _AFTER_BACKWARD, now or expected, now)
         if copied and not (isinstance(parameter, ScaledTensor) and parameter.format is torch.float8_e4m3fn):
             now = fp8_weight_bytes(parameter)
-            self._add(True, COPIES, "from forward to optimizer step", parameter.numel() + 4, now)
+            copies = 2 if _ops.gemm_prefers_k_contiguous(parameter.device) else 1  # plain and transposed
+            self._add(True, COPIES, "from forward to optimizer step", copies * parameter.numel() + 4, now)
 
     def count_states(self, parameter: Tensor, state: dict[str, int], exist: bool = True) -> None:
         for name, size in state.items():

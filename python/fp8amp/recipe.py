@@ -10,12 +10,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _ops
 from .policies import Overflow, ScaleRounding, scale_rule
+
+
+class Operand(NamedTuple):
+    """A GEMM operand: numbers = payload * scale_inv. `transposed`: the payload transposed, where it was asked for."""
+
+    payload: Tensor
+    scale_inv: Tensor
+    transposed: Tensor | None = None
 
 
 class Recipe:
@@ -32,8 +41,9 @@ class Recipe:
         overflow: Overflow,
         history: Tensor | None = None,
         update: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """(payload, scale_inv) of x * x_scale_inv, x contiguous.
+        transposed: bool = False,
+    ) -> Operand:
+        """x * x_scale_inv as an operand, x contiguous; 2-D if `transposed` is to be made.
 
         `history`: float32 [window + 2], where the recipe keeps one. `update`: this cast counts (training, not a
         recomputation).
@@ -46,6 +56,24 @@ def _check(recipe: str, name: str, value: object, low: int, high: int) -> None:
         raise TypeError(f"{recipe}: {name} must be an integer, got {value!r}")
     if not low <= value <= high:
         raise ValueError(f"{recipe}: {name} must be from {low} to {high}, got {value}")
+
+
+def _current(
+    x: Tensor,
+    x_scale_inv: Tensor | None,
+    format: torch.dtype,
+    rule: ScaleRounding,
+    margin: int,
+    overflow: Overflow,
+    transposed: bool,
+) -> Operand:
+    if transposed:
+        payload, payload_t, scale_inv, _ = _ops.quantize_transpose(
+            x, x_scale_inv, format, scale_rounding=rule, margin=margin, overflow=overflow
+        )
+        return Operand(payload, scale_inv, payload_t)
+    payload, scale_inv, _ = _ops.quantize(x, x_scale_inv, format, scale_rounding=rule, margin=margin, overflow=overflow)
+    return Operand(payload, scale_inv)
 
 
 @dataclass(frozen=True)
@@ -72,12 +100,9 @@ class CurrentScaling(Recipe):
         overflow: Overflow,
         history: Tensor | None = None,
         update: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        rule = scale_rule(self.scale_rounding)
-        payload, scale_inv, _ = _ops.quantize(
-            x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow
-        )
-        return payload, scale_inv
+        transposed: bool = False,
+    ) -> Operand:
+        return _current(x, x_scale_inv, format, scale_rule(self.scale_rounding), self.margin, overflow, transposed)
 
 
 @dataclass(frozen=True)
@@ -117,24 +142,34 @@ class DelayedScaling(Recipe):
         overflow: Overflow,
         history: Tensor | None = None,
         update: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        transposed: bool = False,
+    ) -> Operand:
         rule = scale_rule(self.scale_rounding)
         if history is None:
-            payload, scale_inv, _ = _ops.quantize(
-                x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow
-            )
-        else:
-            payload, scale_inv, _ = _ops.quantize_delayed(
+            return _current(x, x_scale_inv, format, rule, self.margin, overflow, transposed)
+        if transposed:
+            payload, payload_t, scale_inv, _ = _ops.quantize_transpose(
                 x,
                 x_scale_inv,
                 format,
-                history,
+                history=history,
                 update=update,
                 scale_rounding=rule,
                 margin=self.margin,
                 overflow=overflow,
             )
-        return payload, scale_inv
+            return Operand(payload, scale_inv, payload_t)
+        payload, scale_inv, _ = _ops.quantize_delayed(
+            x,
+            x_scale_inv,
+            format,
+            history,
+            update=update,
+            scale_rounding=rule,
+            margin=self.margin,
+            overflow=overflow,
+        )
+        return Operand(payload, scale_inv)
 
 
 @dataclass(frozen=True)
@@ -162,12 +197,18 @@ class ConstantScaling(Recipe):
         overflow: Overflow,
         history: Tensor | None = None,
         update: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        transposed: bool = False,
+    ) -> Operand:
         gradient = overflow == Overflow.NAN and self.gradient_bias is not None
         bias = self.gradient_bias if gradient and self.gradient_bias is not None else self.bias
         scale = torch.full((), 2.0**bias, dtype=torch.float32, device=x.device)
+        if transposed:
+            payload, payload_t, scale_inv, _ = _ops.quantize_transpose(
+                x, x_scale_inv, format, scale=scale, overflow=overflow
+            )
+            return Operand(payload, scale_inv, payload_t)
         payload, scale_inv, _ = _ops.quantize(x, x_scale_inv, format, scale=scale, overflow=overflow)
-        return payload, scale_inv
+        return Operand(payload, scale_inv)
 
 
 def check_recipe(recipe: object, argument: str) -> Recipe:

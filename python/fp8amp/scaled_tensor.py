@@ -279,9 +279,7 @@ def _rebuild(
     attributes: dict[str, Any],
 ) -> ScaledTensor:
     """What pickle and torch.load call; registered as safe for ``weights_only=True``."""
-    made = ScaledTensor(
-        payload.view(format), scale_inv, dtype, role=role, scale_rounding=scale_rounding, checked=False
-    )
+    made = ScaledTensor(payload.view(format), scale_inv, dtype, role=role, scale_rounding=scale_rounding, checked=False)
     made.requires_grad_(requires_grad)
     for name, value in attributes.items():
         setattr(made, name, value)

@@ -15,6 +15,10 @@ struct Contexts {
   std::map<int, std::unique_ptr<Context>> of_device;
   const CublasLt* table = nullptr;  // of a ContextOverride
   int compute_capability = 0;
+
+  int compute_capability_of(int device) const {
+    return table ? compute_capability : device_facts(device).compute_capability;
+  }
 };
 
 Contexts& contexts() {
@@ -45,8 +49,7 @@ Context& Context::current(cudaStream_t stream) {
   const std::lock_guard lock(all.mutex);
   std::unique_ptr<Context>& context = all.of_device[device];
   if (!context) {
-    const int compute_capability =
-        all.table ? all.compute_capability : device_facts(device).compute_capability;
+    const int compute_capability = all.compute_capability_of(device);
     if (compute_capability < 80)
       throw Error("gemm: the GPU must have compute capability 8.0 or higher, got " +
                   version_text(compute_capability));
@@ -55,6 +58,12 @@ Context& Context::current(cudaStream_t stream) {
         std::make_unique<Context>(all.table ? *all.table : gpu::cublaslt(), compute_capability);
   }
   return *context;
+}
+
+int compute_capability() {
+  Contexts& all = contexts();
+  const std::lock_guard lock(all.mutex);
+  return all.compute_capability_of(current_device());
 }
 
 ContextOverride::ContextOverride(const CublasLt& table, int compute_capability) {

@@ -34,6 +34,9 @@ class Context {
   std::unique_ptr<PlanCache> plans_;
 };
 
+// 10 * major + minor of the current device.
+int compute_capability();
+
 // For tests: while it lives, contexts are made with this table, and of this compute capability.
 // Contexts and memory of streams are released at its begin and end.
 class ContextOverride {

@@ -280,4 +280,9 @@ void gemm(const GemmArgs& g) {
   run_finish(context, lease, g, route.decode);
 }
 
+bool gemm_prefers_k_contiguous() {
+  const int compute_capability = gpu::compute_capability();
+  return gpu::supports_fp8(compute_capability) && !gpu::supports_any_fp8_layout(compute_capability);
+}
+
 }  // namespace fp8amp::kernels::cuda

@@ -345,3 +345,41 @@ def test_operand_formats(monkeypatch):  # BR-130
 def test_bad_arguments_are_named(call, error, text):
     with pytest.raises(error, match=text):
         call(layer())
+
+
+@pytest.mark.parametrize("kind", (Linear, Conv1D))
+@pytest.mark.parametrize(
+    "recipe",
+    (fp8amp.CurrentScaling(), fp8amp.DelayedScaling(history=2), fp8amp.ConstantScaling(4, 9)),
+    ids=("current", "delayed", "constant"),
+)
+@pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))
+def test_transposed_operands_change_no_bit(monkeypatch, kind, recipe, compiled):
+    def steps():
+        torch.manual_seed(3)
+        m = Linear(40, 24, recipe=recipe) if kind is Linear else Conv1D(24, 40, recipe=recipe)
+        torch.compiler.reset()
+        call = torch.compile(m, fullgraph=True, backend="aot_eager") if compiled else m
+        found = []
+        for seed in range(3):
+            x = batch(seed, 18, 40).view(2, 9, 40).requires_grad_()
+            y = call(x)
+            y.backward(batch(10 + seed, 18, 24).view(2, 9, 24))
+            found += [y.detach(), x.grad, dense(m.weight.grad), m.bias.grad.clone()]
+        frozen = m.requires_grad_(False)
+        found += [frozen(x).detach(), frozen.eval()(x.detach())]
+        return found
+
+    products = []
+    if not compiled:  # a graph may not reach outside
+        gemm = _ops.gemm
+        monkeypatch.setattr(_ops, "gemm", lambda *a, **k: (products.append(k), gemm(*a, **k))[1])
+    plain = steps()
+    assert compiled or any(product.get("transpose_a") for product in products)
+    products.clear()
+    monkeypatch.setattr(_ops, "gemm_prefers_k_contiguous", lambda device: True)
+    transposed = steps()
+    for product in products[:9]:  # of the three training steps
+        assert product["transpose_b"] and not product.get("transpose_a")
+    for a, b in zip(plain, transposed, strict=True):
+        assert same(a, b)

@@ -97,13 +97,8 @@ void adam(const TensorList& params, const TensorList& param_scale_inv, const Ten
                static_cast<uint32_t>(tensor_ids[i])};
   set_compute_weights(op, list, compute_weight, compute_weight_scale_inv, compute_weight_places);
   if (params.empty()) return;
-  const Tensor lr_view = read(op, "lr", lr);
-  if (lr_view.dtype() != DType::kFloat32 || lr_view.numel() != 1 ||
-      lr_view.device().type != DeviceType::kCpu)
-    throw Error("adam_: lr must be a float32 tensor of one element on the CPU, got " +
-                lr_view.to_string());
   AdamOptions o;
-  o.lr = *lr_view.data_as<float>();
+  o.lr_tensor = read(op, "lr", lr);
   o.betas = {beta1, beta2};
   o.eps = static_cast<float>(eps);
   o.weight_decay = static_cast<float>(weight_decay);

@@ -1,7 +1,5 @@
 #include "python/bindings/ops/convert.h"
 
-#include <dlfcn.h>
-
 namespace fp8amp::bindings {
 namespace {
 
@@ -15,8 +13,6 @@ Enum to_enum(const char* op, const char* argument, int64_t value) {
   if (value != 0 && value != 1) fail(op, argument, "be 0 or 1", std::to_string(value));
   return static_cast<Enum>(value);
 }
-
-Device device(const TorchTensor& t) { return t.is_cuda() ? cuda(t.get_device_index()) : kCpu; }
 
 void require_contiguous(const char* op, const char* argument, const TorchTensor& t) {
   if (!t.is_contiguous()) fail(op, argument, "be contiguous", "other strides");
@@ -107,22 +103,5 @@ TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const Torc
 }
 
 TorchTensor empty_scalar(const TorchTensor& like) { return empty({}, ScalarType::Float, like); }
-
-void* stream(const TorchTensor& t) {
-  if (!t.is_cuda()) return nullptr;
-  // The shim lives in libtorch_cuda.so, which CPU builds of torch do not have: looked up, not
-  // linked.
-  using Shim = AOTITorchError (*)(int32_t, void**);
-  static const Shim shim = [] {
-    void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
-    return torch_cuda
-               ? reinterpret_cast<Shim>(dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream"))
-               : nullptr;
-  }();
-  void* stream = nullptr;
-  if (!shim || shim(t.get_device_index(), &stream) != AOTI_TORCH_SUCCESS)
-    throw Error("fp8amp: this torch has no CUDA streams");
-  return stream;
-}
 
 }  // namespace fp8amp::bindings

@@ -7,6 +7,7 @@
 #include <fp8amp/fp8amp.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace fp8amp::bindings {
@@ -35,6 +36,9 @@ ScaledTensor write_scaled(const char* op, const char* argument, const TorchTenso
 TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const TorchTensor& like);
 TorchTensor empty_scalar(const TorchTensor& like);  // float32[]
 std::vector<int64_t> shape(const TorchTensor& t);
+
+Device device(const TorchTensor& t);
+Device device(const std::string& type, int64_t index);  // of a torch.device
 
 // torch's current stream on the tensor's device; null on the CPU.
 void* stream(const TorchTensor& t);

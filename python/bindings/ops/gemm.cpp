@@ -1,4 +1,4 @@
-// torch.ops.fp8amp: gemm, gemm_.
+// torch.ops.fp8amp: gemm, gemm_, gemm_prefers_k_contiguous.
 #include "python/bindings/ops/convert.h"
 
 namespace fp8amp::bindings {
@@ -41,6 +41,10 @@ void gemm_into(const TorchTensor& out, const TorchTensor& a, const TorchTensor& 
   run("gemm_", out, a, a_scale_inv, b, b_scale_inv, options, bias);
 }
 
+bool prefers_k_contiguous(std::string device_type, int64_t device_index) {
+  return fp8amp::gemm_prefers_k_contiguous(device(device_type, device_index));
+}
+
 void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("gemm", TORCH_BOX(&gemm));
   m.impl("gemm_", TORCH_BOX(&gemm_into));
@@ -55,6 +59,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
       "gemm_(Tensor(a!) out, Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool "
       "transpose_a, bool transpose_b, Tensor? bias, "
       "bool accumulate, bool fast_accumulation) -> ()");
+  m.def("gemm_prefers_k_contiguous(str device_type, int device_index) -> bool");
+}
+STABLE_TORCH_LIBRARY_IMPL(fp8amp, CompositeExplicitAutograd, m) {
+  m.impl("gemm_prefers_k_contiguous", TORCH_BOX(&prefers_k_contiguous));
 }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(fp8amp, CUDA, m) { implement(m); }

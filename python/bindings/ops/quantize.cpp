@@ -52,7 +52,8 @@ TorchTensor quantize_into(const TorchTensor& payload, const TorchTensor& scale_i
 
 std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpose(
     const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
-    const OptionalTensor& scale, int64_t scale_rounding, int64_t margin, int64_t overflow) {
+    const OptionalTensor& scale, const OptionalTensor& history, int64_t scale_rounding,
+    int64_t margin, int64_t overflow, bool update) {
   const char* op = "quantize_transpose";
   to_dtype(op, "format", format);
   std::vector<int64_t> s = shape(x);
@@ -62,6 +63,8 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpos
               scale_inv = empty_scalar(x), amax = empty_scalar(x);
   QuantizeOptions o = make_options(op, x, scale_rounding, margin, overflow, amax);
   o.scale = read(op, "scale", scale);
+  if (history) o.history = write(op, "history", *history);
+  o.update_history = update;
   fp8amp::quantize_transpose(read_scaled(op, "x", x, x_scale_inv),
                              write_scaled(op, "out", payload, scale_inv),
                              write(op, "transposed", transposed), o);
@@ -160,8 +163,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
       "keep_scale, int scale_rounding, int margin, "
       "int rounding, int overflow, int seed) -> Tensor amax");
   m.def(
-      "quantize_transpose(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, int "
-      "scale_rounding, int margin, int overflow) -> "
+      "quantize_transpose(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, "
+      "Tensor(a!)? history, int scale_rounding, int margin, int overflow, bool update) -> "
       "(Tensor payload, Tensor payload_t, Tensor scale_inv, Tensor amax)");
   m.def(
       "quantize_delayed(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor(a!) history, int "

@@ -73,18 +73,26 @@ def scaled_linear(
     if x.dtype not in _FLOATS:
         x = x.float()
     rows = _rows(x)
-    xq, x_scale_inv = options.recipe.cast(
-        *plain_operand(rows), E4M3, Overflow.SATURATE, x_history, options.update and not in_backward()
+    transpose = _ops.gemm_prefers_k_contiguous(x.device) and torch.is_grad_enabled()
+    xq = options.recipe.cast(
+        *plain_operand(rows),
+        E4M3,
+        Overflow.SATURATE,
+        x_history,
+        options.update and not in_backward(),
+        transposed=transpose and weight.requires_grad,
     )
-    wq, w_scale_inv = fp8_weight(weight, options.recipe)
+    wq = fp8_weight(weight, options.recipe, transpose and (x.requires_grad or options.in_out))
     y: Tensor = _ScaledLinear.apply(  # type: ignore[no-untyped-call]
         rows,
         weight,
         bias,
-        xq,
-        x_scale_inv,
-        wq,
-        w_scale_inv,
+        xq.payload,
+        xq.scale_inv,
+        xq.transposed,
+        wq.payload,
+        wq.scale_inv,
+        wq.transposed,
         gradient_history,
         options,
         out_dtype if out_dtype in _FLOATS else torch.float32,
@@ -158,7 +166,8 @@ def _remember(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options:
 
 
 class _ScaledLinear(torch.autograd.Function):
-    """Of two operands that are FP8 already; x and weight are there for autograd alone."""
+    """Of two operands that are FP8 already; x and weight are there for autograd alone. Where a transposed payload is
+    given, the product that reads it in that order takes it: the values are the same."""
 
     @staticmethod
     def forward(
@@ -167,20 +176,23 @@ class _ScaledLinear(torch.autograd.Function):
         bias: Tensor | None,
         xq: Tensor,
         x_scale_inv: Tensor,
+        xq_t: Tensor | None,
         wq: Tensor,
         w_scale_inv: Tensor,
+        wq_t: Tensor | None,
         gradient_history: Tensor | None,
         options: Options,
         out_dtype: torch.dtype,
     ) -> Tensor:
         if bias is not None:
             bias = bias.detach() if bias.dtype in _FLOATS else bias.detach().float()
+        w, transpose_w = (wq_t, True) if options.in_out and wq_t is not None else (wq, not options.in_out)
         return _ops.gemm(
             xq,
             x_scale_inv,
-            wq,
+            w,
             w_scale_inv,
-            transpose_b=not options.in_out,
+            transpose_b=transpose_w,
             dtype=out_dtype,
             bias=bias,
             fast_accumulation=True,
@@ -188,14 +200,16 @@ class _ScaledLinear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, weight, bias, xq, x_scale_inv, wq, w_scale_inv, gradient_history, options, _ = inputs
+        x, weight, bias, xq, x_scale_inv, xq_t, wq, w_scale_inv, wq_t, gradient_history, options, _ = inputs
         _remember(ctx, x, weight, bias, options)
         # a frozen weight needs no X, a leaf input no W
         need_x, need_w = weight.requires_grad, x.requires_grad
+        ctx.x_is_transposed = xq_t is not None
+        ctx.w_is_transposed = wq_t is not None and not options.in_out
         ctx.save_for_backward(
-            xq if need_x else None,
+            (xq_t if ctx.x_is_transposed else xq) if need_x else None,
             x_scale_inv if need_x else None,
-            wq if need_w else None,
+            (wq_t if ctx.w_is_transposed else wq) if need_w else None,
             w_scale_inv if need_w else None,
         )
         ctx.gradient_history = gradient_history  # not saved: every backward writes to it, and autograd would object
@@ -203,19 +217,30 @@ class _ScaledLinear(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
-        none = (None,) * 10
+        none = (None,) * 12
         if dy is None:
             return none
         xq, x_scale_inv, wq, w_scale_inv = ctx.saved_tensors
         options: Options = ctx.options
+        need_dx, need_dw = ctx.needs_input_grad[:2]
         dx = dw = db = None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            q, s = options.recipe.cast(*plain_operand(dy), E5M2, Overflow.NAN, ctx.gradient_history, options.update)
-            if ctx.needs_input_grad[0]:
-                dx = _ops.gemm(q, s, wq, w_scale_inv, transpose_b=options.in_out, dtype=ctx.x_dtype)
-            if ctx.needs_input_grad[1]:
-                left, right = ((xq, x_scale_inv), (q, s)) if options.in_out else ((q, s), (xq, x_scale_inv))
-                product = _ops.gemm(*left, *right, transpose_a=True)
+        if need_dx or need_dw:
+            q, s, q_t = options.recipe.cast(
+                *plain_operand(dy),
+                E5M2,
+                Overflow.NAN,
+                ctx.gradient_history,
+                options.update,
+                transposed=ctx.x_is_transposed and need_dw,
+            )
+            if need_dx:
+                in_place = ctx.w_is_transposed or options.in_out
+                dx = _ops.gemm(q, s, wq, w_scale_inv, transpose_b=in_place, dtype=ctx.x_dtype)
+            if need_dw:
+                y_side = (q if q_t is None else q_t, s)
+                left, right = ((xq, x_scale_inv), y_side) if options.in_out else (y_side, (xq, x_scale_inv))
+                k_contiguous = q_t is not None
+                product = _ops.gemm(*left, *right, transpose_a=not k_contiguous, transpose_b=k_contiguous)
                 dw = _weight_gradient(product, options.gradient_format, ctx.weight_dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
             db = dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..policies import E4M3, Overflow
-from ..recipe import Recipe
+from ..recipe import Operand, Recipe
 from ..scaled_tensor import ScaledTensor, plain_operand, version
 
 
@@ -21,17 +21,17 @@ class _Copy(NamedTuple):
     source: Tensor
     version: int
     recipe: Recipe
-    payload: Tensor
-    scale_inv: Tensor
+    operand: Operand
 
 
-def fp8_weight(weight: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """(E4M3 payload, scale_inv) of a weight. A weight that is stored in E4M3 is its own copy; plain weights are cast
-    each time."""
+def fp8_weight(weight: Tensor, recipe: Recipe, transposed: bool = False) -> Operand:
+    """A weight in E4M3, with its transpose if asked for. A weight that is stored in E4M3 is its own copy; plain weights
+    are cast each time."""
     if isinstance(weight, ScaledTensor) and weight.format is E4M3:
-        return plain_operand(weight)[0], weight.scale_inv
+        payload = plain_operand(weight)[0]
+        return Operand(payload, weight.scale_inv, payload.t().contiguous() if transposed else None)
     if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
-        return recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE)
+        return recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE, transposed=transposed)
     now, kept = version(weight), weight._fp8_copy
     if (
         kept is not None
@@ -39,12 +39,14 @@ def fp8_weight(weight: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
         and kept.version == now
         and now >= 0
         and kept.recipe == recipe
+        and (kept.operand.transposed is not None or not transposed)
     ):
-        return kept.payload, kept.scale_inv
+        operand: Operand = kept.operand
+        return operand
     with torch.inference_mode(False):  # the next training step saves the copy for backward
-        payload, scale_inv = recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE)
-    weight._fp8_copy = _Copy(weight._payload, now, recipe, payload, scale_inv) if now >= 0 else None
-    return payload, scale_inv
+        operand = recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE, transposed=transposed)
+    weight._fp8_copy = _Copy(weight._payload, now, recipe, operand) if now >= 0 else None
+    return operand
 
 
 def drop_fp8_weight(weight: Tensor) -> None:
@@ -56,4 +58,4 @@ def drop_fp8_weight(weight: Tensor) -> None:
 def fp8_weight_bytes(weight: Tensor) -> int:
     """Bytes that the copy takes now."""
     kept = weight._fp8_copy if isinstance(weight, ScaledTensor) else None
-    return 0 if kept is None else kept.payload.nbytes + kept.scale_inv.nbytes
+    return 0 if kept is None else sum(part.nbytes for part in kept.operand if part is not None)

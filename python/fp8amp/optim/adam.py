@@ -42,7 +42,8 @@ class Adam(Optimizer):
     """torch.optim.Adam for FP8 layers and for ordinary parameters alike.
 
     Args:
-        params, lr, betas, eps, weight_decay, maximize, decoupled_weight_decay: as in torch.optim.Adam.
+        params, lr, betas, eps, weight_decay, maximize, decoupled_weight_decay: as in torch.optim.Adam. An lr that is
+            a tensor on the parameters' GPU is read there: a captured CUDA graph follows what is written to it.
         foreach, fused, capturable: accepted and without effect: every step is fused.
         amsgrad, differentiable: must be False.
         exp_avg_format: float8_e4m3fn (O2, the default) or float32 (O1), for the weights of FP8 layers.

@@ -22,6 +22,8 @@ def check_group(caller: str, group: Mapping[str, Any]) -> None:
         if name not in group:
             raise ValueError(f"{caller}: a param group must hold {name!r}, got {sorted(map(str, group))}")
     for name in _NUMBERS:
+        if name == "lr" and _on_a_gpu(group[name]):
+            continue  # reading it would wait for the device, and cannot be done in a capture
         finite(group[name], f"{caller}: {name}", 0.0)
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
@@ -35,6 +37,10 @@ def check_group(caller: str, group: Mapping[str, Any]) -> None:
     for name in ("amsgrad", "differentiable"):
         if group.get(name):
             raise ValueError(f"{caller}: {name} must be False, got True: it has no low-precision form here")
+
+
+def _on_a_gpu(lr: Any) -> bool:
+    return isinstance(lr, Tensor) and lr.numel() == 1 and lr.is_floating_point() and lr.device.type != "cpu"
 
 
 def check_parameter(caller: str, parameter: Tensor) -> None:

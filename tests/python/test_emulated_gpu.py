@@ -1,0 +1,90 @@
+"""The Python package on the CUDA backend, without a GPU: kernels on the emulator, a CUDA runtime that counts, and a
+cuBLASLt that multiplies on the CPU. FP8AMP_EMULATED_TORCH is the path of fp8amp_torch_emulated.so; `bash tests/run.sh
+python` builds it and sets the variable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fp8amp
+import pytest
+import torch
+
+PROGRAM = Path(__file__).with_name("emulated_gpu.py")
+RECIPES = ("current", "delayed", "constant")
+
+
+def run(out: Path, package: Path | None) -> dict[str, Any]:
+    environment = dict(os.environ)
+    if package is not None:
+        environment["PYTHONPATH"] = str(package)
+    done = subprocess.run([sys.executable, PROGRAM, out], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(torch.load(out, weights_only=True))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same program on the CPU backend and on the emulated GPU."""
+    library = os.environ.get("FP8AMP_EMULATED_TORCH")
+    if library is None:
+        pytest.skip("FP8AMP_EMULATED_TORCH is not set")
+    folder = tmp_path_factory.mktemp("emulated")
+    (folder / "fp8amp").mkdir()
+    for place in map(Path, fp8amp.__path__):  # sources, and binaries where those are elsewhere
+        for file in place.iterdir():
+            link = folder / "fp8amp" / file.name
+            if file.name != "fp8amp_torch.so" and not link.exists():
+                link.symlink_to(file)
+    (folder / "fp8amp" / "fp8amp_torch.so").symlink_to(Path(library).resolve())
+    return run(folder / "cpu.pt", None), run(folder / "gpu.pt", folder)
+
+
+def differing(a: Any, b: Any, name: str = "") -> list[str]:
+    """Names of what is not equal bit for bit."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        return [found for key in a for found in differing(a[key], b[key], f"{name} {key}")]
+    if isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        return [found for i, pair in enumerate(zip(a, b, strict=True)) for found in differing(*pair, f"{name}[{i}]")]
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        return [] if torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)) else [name]
+    return [] if a == b else [name]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_training_gives_the_bits_of_the_cpu_backend(runs: Any, recipe: str) -> None:
+    cpu, gpu = (run[recipe] for run in runs)
+    for part in ("losses", "gradients", "state"):
+        assert differing(cpu[part], gpu[part], part) == []
+    assert len({float(loss) for loss in gpu["losses"]}) == len(gpu["losses"])  # it did train
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_neither_allocates_nor_waits(runs: Any, recipe: str) -> None:
+    for step in runs[1][recipe]["activity"][1:]:  # the first one makes what is kept
+        assert step["launches"] > 0
+        for forbidden in ("allocations", "frees", "synchronizations", "copies"):
+            assert step[forbidden] == 0, forbidden
+
+
+def test_operands_are_transposed_while_they_are_cast(runs: Any) -> None:
+    calls = Counter(runs[1]["current"]["activity"][1]["calls"])
+    casts = sum(n for name, n in calls.items() if "quantize_transpose_kernel" in name)
+    assert casts == 8 * 3  # X, W and dY of 8 layers
+    # the GEMM itself copies only what is no multiple of 16: the operands of the two layers with a side of 100
+    assert sum(n for name, n in calls.items() if "pad_kernel" in name) <= 2 * 2 * 4
+
+
+def test_a_captured_step_is_replayed(runs: Any) -> None:
+    cpu, gpu = (run["graph"] for run in runs)
+    assert differing(cpu["state"], gpu["state"]) == []
+    activity = gpu["activity"][0]
+    assert activity["graph_launches"] == 3 and activity["allocations"] == activity["synchronizations"] == 0
