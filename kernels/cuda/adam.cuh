@@ -325,15 +325,11 @@ inline __global__ void __launch_bounds__(kMaxAdamTensors)
   if (t == 0 && (b.first || skip)) *b.skip = skip != 0;
   if (t >= b.count || skip) return;
   const AdamTensor& x = b.tensors[t];
-<<<<<<< HEAD
+  numerics::AdamHyperparameters hyper = b.hyper;
+  if (b.lr) hyper.lr = *b.lr;
   AdamWork& work = b.work[t];
   work.tensor = x;
   work.max_p = work.max_m = work.max_v = work.blocks_done = 0;
-  work.step = prepare_adam_step(x, b.hyper, b.grad_scale ? *b.grad_scale : 1.0f);
-=======
-  AdamWork work{};
-  numerics::AdamHyperparameters hyper = b.hyper;
-  if (b.lr) hyper.lr = *b.lr;
   work.step = prepare_adam_step(x, hyper, b.grad_scale ? *b.grad_scale : 1.0f);
   work.p_key = numerics::random_key(b.seed, work.step.t, x.id, kMasterStream);
   work.m_key = numerics::random_key(b.seed, work.step.t, x.id, kMomentStream);
