@@ -5,7 +5,7 @@
     python benchmarks/learning.py --only O2 --seeds 0 -- --steps 100   # after --: options of train.py
 
 Initial weights and batches depend on the seed alone, so each run is compared with the FP32 run of its seed.
-FP32, O1 and O2 run with every seed, the single factors with the first one.
+FP32, O1, O2 and torchao run with every seed, the single factors with the first one.
 Bar: O1 and O2 within 0.25 % of FP32 as a mean over the seeds, no seed beyond 0.5 %. Results are in --out, a
 folder for each run, with results.json and table.txt. Finished runs are skipped, interrupted ones go on.
 """
@@ -19,12 +19,14 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "gpt"))
 
@@ -39,10 +41,11 @@ MEAN_BAR, WORST_BAR = 0.25, 0.5  # percent
 
 
 class Configuration(NamedTuple):
-    """What differs from FP32: the level, and the arguments of fp8amp.initialize."""
+    """What differs from FP32: the level and the arguments of fp8amp.initialize, or another library's conversion."""
 
     precision: str
     level_options: dict[str, Any]
+    convert: Callable[[nn.Module], Any] | None = None
 
 
 def factor(**changed: Any) -> Configuration:
@@ -57,10 +60,18 @@ def factor(**changed: Any) -> Configuration:
     return Configuration("O2", plain | changed)
 
 
+def torchao_float8(model: nn.Module) -> None:
+    """torchao's FP8 GEMMs with its defaults, on the layers that fp8amp converts; the optimizer stays torch's."""
+    from torchao.float8 import convert_to_float8_training
+
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")
+
+
 CONFIGURATIONS = {
     "fp32": Configuration("fp32", {}),
     "O1": Configuration("O1", {}),
     "O2": Configuration("O2", {}),
+    "torchao float8": Configuration("fp32", {}, torchao_float8),
     "O2 m nearest": Configuration("O2", {"moment_rounding": "nearest"}),
     "O2 master stochastic": Configuration("O2", {"master_rounding": "stochastic"}),
     "FP32 in fp8amp": factor(),  # differs from FP32 by the rounding of sums alone: what chance does
@@ -75,7 +86,7 @@ CONFIGURATIONS = {
     "FP8 master (bad)": factor(master_format=E4M3),
     "FP8 v (bad)": factor(exp_avg_sq_format=E4M3),
 }
-EVERY_SEED = ("fp32", "O1", "O2")
+EVERY_SEED = ("fp32", "O1", "O2", "torchao float8")
 AGAIN = "O2 again"  # the same run twice
 
 
@@ -96,14 +107,25 @@ def run(name: str, seed: int, out: Path, threads: int, train_options: list[str])
         return dict(json.loads(summary.read_text()))
     place.mkdir(parents=True, exist_ok=True)
     own = ["--device", "cpu", "--precision", chosen.precision, "--seed", str(seed), "--out", str(place), "--resume"]
-    fixed = ["--steps", "600", "--threads", str(threads), "--sample", "0", "--checkpoint-every", "100"]
+    fixed = [
+        "--tokenizer",
+        "bpe",
+        "--steps",
+        "600",
+        "--threads",
+        str(threads),
+        "--sample",
+        "0",
+        "--checkpoint-every",
+        "100",
+    ]
     arguments = options.parse(options.parser(None), [*fixed, *train_options, *own])
     with (
         (place / "log.txt").open("a") as log,
         contextlib.redirect_stdout(log),
         contextlib.redirect_stderr(log),
     ):
-        return train(arguments, chosen.level_options)
+        return train(arguments, chosen.level_options, chosen.convert)
 
 
 def run_all(names: list[str], arguments: argparse.Namespace) -> dict[str, dict[int, dict[str, Any]]]:

@@ -19,10 +19,12 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import report
 from data import DataError, load
@@ -117,8 +119,12 @@ def prepare_out(a: Namespace) -> bool:
     return False
 
 
-def train(a: Namespace, level_options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One run, or the rest of one. Returns the content of summary.json."""
+def train(
+    a: Namespace,
+    level_options: dict[str, Any] | None = None,
+    convert: Callable[[nn.Module], Any] | None = None,
+) -> dict[str, Any]:
+    """One run, or the rest of one; see Trainer for the options. Returns the content of summary.json."""
     if a.threads:
         torch.set_num_threads(a.threads)
     data = load(
@@ -130,7 +136,7 @@ def train(a: Namespace, level_options: dict[str, Any] | None = None) -> dict[str
         val_fraction=a.val_fraction,
         block_size=model_size(a).block_size,
     )
-    trainer = Trainer(a, data, level_options or {})
+    trainer = Trainer(a, data, level_options or {}, convert)
     print(f"data: {data}")
     print(
         f"{a.precision}: GPT {a.size}, {trainer.num_parameters:,} parameters, {a.steps} steps of "

@@ -78,8 +78,14 @@ def model_size(arguments: Namespace) -> Size:
 class Trainer:
     """Model, optimizer, data and position of a run."""
 
-    def __init__(self, arguments: Namespace, data: Data, level_options: dict[str, Any]) -> None:
-        """level_options go to fp8amp.initialize as they are."""
+    def __init__(
+        self,
+        arguments: Namespace,
+        data: Data,
+        level_options: dict[str, Any],
+        convert: Callable[[nn.Module], Any] | None = None,
+    ) -> None:
+        """level_options go to fp8amp.initialize as they are; convert changes the model in place, before that."""
         self.arguments, self.data, self.level_options = arguments, data, level_options
         self.device, self.out = torch.device(arguments.device), Path(arguments.out)
         self.step_number = 0
@@ -88,6 +94,8 @@ class Trainer:
         size = model_size(arguments)
         torch.manual_seed(arguments.seed)
         self.model = GPT(size, data.vocab_size, arguments.activation_checkpointing).to(self.device)
+        if convert is not None:
+            convert(self.model)
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
         groups = parameter_groups(self.model, arguments.weight_decay)
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.95))
