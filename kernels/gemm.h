@@ -1,6 +1,7 @@
 // FP8 GEMM: arguments and the two backends.
 #pragma once
 #include <fp8amp/dtype.h>
+#include <fp8amp/numerics/hopper.h>
 
 #include <cstdint>
 
@@ -26,6 +27,7 @@ struct GemmArgs {
   bool accumulate;
   bool fast_accumulation;
   void* stream;
+  Accumulation accumulation;  // CPU alone
 };
 
 namespace cpu {

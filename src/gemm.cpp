@@ -30,6 +30,8 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
     check::device(op, "bias", *o.bias, a.device());
     check::no_overlap(op, "out", out, "bias", *o.bias);
   }
+  if (o.accumulation != Accumulation::kDefault && a.device().type != DeviceType::kCpu)
+    check::fail(op, "accumulation", "be default on a GPU", "hopper");
   kernels::GemmArgs args{};
   args.a = a.payload().data_as<std::uint8_t>();
   args.a_type = a.dtype();
@@ -51,6 +53,7 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   args.accumulate = o.accumulate;
   args.fast_accumulation = o.fast_accumulation;
   args.stream = o.stream;
+  args.accumulation = o.accumulation;
   const ScopedDevice current(a.device());
   switch (a.device().type) {
     case DeviceType::kCpu: return kernels::cpu::gemm(args);

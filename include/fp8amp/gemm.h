@@ -11,6 +11,7 @@
 // likes best before the first use of a shape. Before a stream capture, run the same products once
 // on that stream.
 #pragma once
+#include <fp8amp/numerics/hopper.h>
 #include <fp8amp/scaled_tensor.h>
 
 #include <cstdint>
@@ -18,12 +19,15 @@
 namespace fp8amp {
 
 struct GemmOptions {
-  bool transpose_a = false;        // A is stored as [K, M]
-  bool transpose_b = false;        // B is stored as [N, K]
-  const Tensor* bias = nullptr;    // float32, float16 or bfloat16 [N]
-  bool accumulate = false;         // out += product
-  bool fast_accumulation = false;  // GPUs: fewer accumulator bits, for fprop; no effect on the CPU
+  bool transpose_a = false;      // A is stored as [K, M]
+  bool transpose_b = false;      // B is stored as [N, K]
+  const Tensor* bias = nullptr;  // float32, float16 or bfloat16 [N]
+  bool accumulate = false;       // out += product
+  // GPUs: fewer accumulator bits, for fprop; on the CPU it matters to Accumulation::kHopper alone
+  bool fast_accumulation = false;
   void* stream = nullptr;
+  // kHopper: the accumulators of an H100 bit by bit, on the CPU alone and slow: for studies
+  Accumulation accumulation = Accumulation::kDefault;
 };
 
 // a, b: 2-D float8 (any pair of formats); out: float32, bfloat16 or float16 [M, N]; any sizes, 0

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "fp8amp/parallel.h"
+#include "kernels/cpu/gemm_hopper.h"
 #include "kernels/cpu/isa.h"
 
 namespace fp8amp::kernels::cpu {
@@ -71,6 +72,7 @@ GemmLoop whole(const GemmArgs& args) {
 
 void gemm(const GemmArgs& args) {
   if (args.m <= 0 || args.n <= 0) return;
+  if (args.accumulation == Accumulation::kHopper) return gemm_hopper(args);
   const GemmLoop loop = whole(args);
   const std::int64_t work =
       ceil_div(cost(args.m, args.n) * std::max<std::int64_t>(args.k, 1), kGrain);

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .errors import Error
-from .policies import Overflow, Rounding, ScaleRounding
+from .policies import Accumulation, Overflow, Rounding, ScaleRounding
 
 
 def _library() -> str:
@@ -178,11 +178,22 @@ def gemm(
     dtype: torch.dtype = torch.float32,
     bias: Tensor | None = None,
     fast_accumulation: bool = False,
+    accumulation: Accumulation = Accumulation.DEFAULT,
 ) -> Tensor:
     """op(a) [M, K] @ op(b) [K, N] * a_scale_inv * b_scale_inv + bias [N] in `dtype`; a, b float8, accumulated in
-    FP32."""
+    FP32, or on the CPU as an H100 does."""
     result: Tensor = _call(
-        _ops.gemm, a, a_scale_inv, b, b_scale_inv, transpose_a, transpose_b, dtype, bias, fast_accumulation
+        _ops.gemm,
+        a,
+        a_scale_inv,
+        b,
+        b_scale_inv,
+        transpose_a,
+        transpose_b,
+        dtype,
+        bias,
+        fast_accumulation,
+        int(accumulation),
     )
     return result
 
@@ -368,7 +379,7 @@ _fake("quantize_transpose")(
 )
 _fake("quantize_delayed")(lambda x, xs, format, history, sr, margin, o, update: _quantized(x, format))
 _fake("dequantize")(lambda payload, scale_inv, dtype: payload.new_empty(payload.shape, dtype=dtype))
-_fake("gemm")(lambda a, sa, b, sb, ta, tb, dtype, bias, fast: _product(a, b, ta, tb, dtype))
+_fake("gemm")(lambda a, sa, b, sb, ta, tb, dtype, bias, fast, accumulation: _product(a, b, ta, tb, dtype))
 _fake("gemm_")(lambda *args: None)
 _fake("accumulate_")(lambda payload, scale_inv, x, xs: None)
 _fake("grad_norm")(lambda grads, scale_inv: grads[0].new_empty((), dtype=torch.float32) if grads else torch.empty(()))

@@ -39,6 +39,13 @@ class ScaleRounding(_Policy):
     EXACT = 1
 
 
+class Accumulation(_Policy):
+    """The accumulator of the GEMM. ``hopper`` models that of an H100 bit by bit: on the CPU, slow, for studies."""
+
+    DEFAULT = 0
+    HOPPER = 1
+
+
 def scale_rule(name: str) -> ScaleRounding:
     """The member called `name`, a name that has been checked; torch.compile can trace this, and not `parse`."""
     return ScaleRounding.EXACT if name == "exact" else ScaleRounding.POWER_OF_TWO

@@ -52,6 +52,9 @@ ScaleRounding to_scale_rounding(const char* op, int64_t value) {
 Overflow to_overflow(const char* op, int64_t value) {
   return to_enum<Overflow>(op, "overflow", value);
 }
+Accumulation to_accumulation(const char* op, int64_t value) {
+  return to_enum<Accumulation>(op, "accumulation", value);
+}
 
 std::vector<int64_t> shape(const TorchTensor& t) {
   const auto sizes = t.sizes();

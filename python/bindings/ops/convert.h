@@ -21,6 +21,7 @@ ScalarType to_scalar_type(DType dtype);
 Rounding to_rounding(const char* op, int64_t value);
 ScaleRounding to_scale_rounding(const char* op, int64_t value);
 Overflow to_overflow(const char* op, int64_t value);
+Accumulation to_accumulation(const char* op, int64_t value);
 
 // Views; the tensor must be contiguous.
 Tensor read(const char* op, const char* argument, const TorchTensor& t);

@@ -16,7 +16,8 @@ void run(const char* op, const TorchTensor& out, const TorchTensor& a,
 
 TorchTensor gemm(const TorchTensor& a, const TorchTensor& a_scale_inv, const TorchTensor& b,
                  const TorchTensor& b_scale_inv, bool transpose_a, bool transpose_b,
-                 ScalarType dtype, const OptionalTensor& bias, bool fast_accumulation) {
+                 ScalarType dtype, const OptionalTensor& bias, bool fast_accumulation,
+                 int64_t accumulation) {
   to_dtype("gemm", "dtype", dtype);
   if (a.dim() != 2) throw Error("gemm: a must have 2 dimensions, got " + std::to_string(a.dim()));
   if (b.dim() != 2) throw Error("gemm: b must have 2 dimensions, got " + std::to_string(b.dim()));
@@ -25,6 +26,7 @@ TorchTensor gemm(const TorchTensor& a, const TorchTensor& a_scale_inv, const Tor
   options.transpose_a = transpose_a;
   options.transpose_b = transpose_b;
   options.fast_accumulation = fast_accumulation;
+  options.accumulation = to_accumulation("gemm", accumulation);
   run("gemm", out, a, a_scale_inv, b, b_scale_inv, options, bias);
   return out;
 }
@@ -54,7 +56,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
   m.def(
       "gemm(Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool transpose_a, bool "
       "transpose_b, ScalarType dtype, Tensor? bias, "
-      "bool fast_accumulation) -> Tensor");
+      "bool fast_accumulation, int accumulation) -> Tensor");
   m.def(
       "gemm_(Tensor(a!) out, Tensor a, Tensor a_scale_inv, Tensor b, Tensor b_scale_inv, bool "
       "transpose_a, bool transpose_b, Tensor? bias, "
