@@ -108,8 +108,6 @@ def run(name: str, seed: int, out: Path, threads: int, train_options: list[str])
     place.mkdir(parents=True, exist_ok=True)
     own = ["--device", "cpu", "--precision", chosen.precision, "--seed", str(seed), "--out", str(place), "--resume"]
     fixed = [
-        "--tokenizer",
-        "bpe",
         "--steps",
         "600",
         "--threads",

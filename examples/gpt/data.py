@@ -25,6 +25,7 @@ SKIPPED_PARTS = {
 }  # fmt: skip
 SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
 DEFAULT_TEXT_LIMIT = 8_000_000  # characters
+DEFAULT_TOKENIZER = "bpe"
 DEFAULT_BPE_VOCABULARY = 1024
 SEPARATOR = "\n\n\n"  # between two documents
 
@@ -167,7 +168,7 @@ class Data:
 def load(
     paths: list[Path],
     *,
-    tokenizer: str,
+    tokenizer: str | None,
     vocab_size: int | None,
     cache: Path,
     token_dtype: str,
@@ -176,8 +177,8 @@ def load(
 ) -> Data:
     """Read the data, keep the last val_fraction of it for validation, and tokenize both parts.
 
-    tokenizer is "byte" or "bpe", and a trained BPE is kept in the directory cache. token_dtype is that of a
-    .bin file. Both parts must be longer than block_size. DataError: the data cannot be used, or an option would
+    tokenizer is "byte" or "bpe", None for DEFAULT_TOKENIZER and where the data are tokens; a trained BPE is kept
+    in the directory cache. token_dtype is that of a .bin file. Both parts must be longer than block_size. DataError: the data cannot be used, or an option would
     have no effect on it.
     """
     missing = [path for path in paths if not path.exists()]
@@ -186,7 +187,7 @@ def load(
     prepared = [path for path in paths if path.suffix in (".npy", ".bin") and path.is_file()]
     if prepared and len(paths) > 1:
         raise DataError(f"--data: the token file {prepared[0]} must come alone, got {len(paths)} paths")
-    if prepared and tokenizer != "byte":
+    if prepared and tokenizer is not None:
         raise DataError(f"--tokenizer {tokenizer} is for text, {prepared[0]} holds tokens")
     if not prepared and tokenizer == "byte" and vocab_size is not None:
         raise DataError(f"--vocab-size {vocab_size} is for --tokenizer bpe or a token file; bytes have 256")
@@ -195,7 +196,7 @@ def load(
     if prepared:
         data = _load_prepared(prepared[0], vocab_size, token_dtype, val_fraction)
     else:
-        data = _load_text(paths, tokenizer, vocab_size, cache, val_fraction)
+        data = _load_text(paths, tokenizer or DEFAULT_TOKENIZER, vocab_size, cache, val_fraction)
     if min(len(data.train), len(data.val)) <= block_size:
         sizes = f"{len(data.train)} tokens to train, {len(data.val)} to validate"
         raise DataError(f"--data: too little of it: {sizes}; both must be more than --block-size {block_size}")

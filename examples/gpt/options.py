@@ -77,7 +77,7 @@ def parser(description: str | None) -> Parser:
     add = p.add_argument_group("data").add_argument
     add("--data", type=Path, nargs="+", default=[], metavar="PATH", help="text files and directories, or a"
         " file of prepared tokens (.npy or .bin); default: the sources and documentation Python ships")
-    add("--tokenizer", choices=("byte", "bpe"), default="byte", help="bpe is trained on the data")
+    add("--tokenizer", choices=("byte", "bpe"), help="of text (default: bpe, trained on the data)")
     add("--vocab-size", type=positive, metavar="N", help="of the BPE (default 1024) or of a token file")
     add("--token-dtype", choices=("uint16", "uint32"), default="uint16", help="of a .bin file")
     add("--val-fraction", type=real, default=0.05, metavar="X", help="the end of the data, for validation")

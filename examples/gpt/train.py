@@ -2,7 +2,7 @@
 
     python examples/gpt/train.py --precision O2            # the tiny GPT, on the text that Python ships
     python examples/gpt/train.py --compare fp32 O1 O2      # several precisions, same seed and data, one plot
-    python examples/gpt/train.py --data corpus/ --tokenizer bpe --size 125m --device cuda
+    python examples/gpt/train.py --data corpus/ --size 125m --device cuda
 
 A run leaves summary.json, metrics.jsonl, memory.txt, loss.png, sample.txt and checkpoint.pt in --out.
 """
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 import report
-from data import DataError, load
+from data import DEFAULT_TOKENIZER, DataError, load
 from options import O_LEVELS, Refused, parse, parser
 from trainer import Interrupted, Signals, Trainer, import_fp8amp, model_size
 
@@ -91,7 +91,7 @@ def summarize(trainer: Trainer, rows: list[report.Row], bytes_per_parameter: flo
         "accumulate": a.accumulate,
         "lr": a.lr,
         "activations": a.activations,
-        "tokenizer": a.tokenizer if data.tokenizer else None,
+        "tokenizer": (a.tokenizer or DEFAULT_TOKENIZER) if data.tokenizer else None,
         "vocab_size": data.vocab_size,
         "data": data.fingerprint,
         "level_options": {name: str(value) for name, value in trainer.level_options.items()},

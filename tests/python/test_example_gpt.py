@@ -74,7 +74,8 @@ def test_comparison_plots_the_runs_together(run, tmp_path):
 
 
 def load(paths, cache, **changed):
-    settings = {"tokenizer": "byte", "vocab_size": None, "token_dtype": "uint16"} | changed
+    tokens = paths[0].suffix in (".npy", ".bin")
+    settings = {"tokenizer": None if tokens else "byte", "vocab_size": None, "token_dtype": "uint16"} | changed
     return gpt_data.load(paths, cache=cache, val_fraction=0.1, block_size=8, **settings)
 
 
