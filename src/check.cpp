@@ -73,9 +73,22 @@ void scale(const char* op, const char* argument, const Tensor& t, Device wanted)
 void scaled(const char* op, const char* argument, const ScaledTensor& t,
             std::initializer_list<DType> allowed) {
   dtype(op, argument, t.payload(), allowed);
+  if (t.granularity() != ScaleGranularity::kTensor)
+    fail(op, argument, "have one scale", name(t.granularity()));
   if (t.scaled())
     return scalar(op, (std::string(argument) + ".scale_inv").c_str(), t.scale_inv(), t.device());
   if (is_float8(t.dtype())) fail(op, argument, "have a scale_inv", "a plain float8 tensor");
+}
+
+void blocks(const char* op, const char* argument, const ScaledTensor& t) {
+  dtype(op, argument, t.payload(), {DType::kE4M3, DType::kE5M2});
+  dim(op, argument, t.payload(), 2);
+  if (t.granularity() == ScaleGranularity::kTensor)
+    fail(op, argument, "have a scale for each row or block", name(t.granularity()));
+  const std::string scales = std::string(argument) + ".scale_inv";
+  dtype(op, scales.c_str(), t.scale_inv(), {DType::kFloat32});
+  shape(op, scales.c_str(), t.scale_inv(), scale_inv_shape(t.granularity(), t.shape()));
+  device(op, scales.c_str(), t.scale_inv(), t.device());
 }
 
 void finite(const char* op, const char* argument, double value) {

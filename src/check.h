@@ -28,6 +28,8 @@ void scale(const char* op, const char* argument, const Tensor& t, Device device)
 // scalar.
 void scaled(const char* op, const char* argument, const ScaledTensor& t,
             std::initializer_list<DType> allowed);
+// A float8 matrix with a scale for each row or block.
+void blocks(const char* op, const char* argument, const ScaledTensor& t);
 void finite(const char* op, const char* argument, double value);
 // An empty tensor overlaps nothing.
 void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name,

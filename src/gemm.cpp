@@ -6,11 +6,23 @@
 #include "src/device.h"
 
 namespace fp8amp {
+namespace {
+
+void check_operand(const char* argument, const ScaledTensor& x, bool rows_along_k) {
+  if (x.granularity() == ScaleGranularity::kTensor)
+    return check::scaled("gemm", argument, x, {DType::kE4M3, DType::kE5M2});
+  check::blocks("gemm", argument, x);
+  if (!rows_along_k)
+    check::fail("gemm", argument, "be stored with the contraction along its rows",
+                std::string("the other layout with ") + name(x.granularity()));
+}
+
+}  // namespace
 
 void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const GemmOptions& o) {
   const char* op = "gemm";
-  check::scaled(op, "a", a, {DType::kE4M3, DType::kE5M2});
-  check::scaled(op, "b", b, {DType::kE4M3, DType::kE5M2});
+  check_operand("a", a, !o.transpose_a);
+  check_operand("b", b, o.transpose_b);
   check::dim(op, "a", a.payload(), 2);
   check::dim(op, "b", b.payload(), 2);
   check::device(op, "b", b.payload(), a.device());
@@ -24,6 +36,10 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   check::device(op, "out", out, a.device());
   check::no_overlap(op, "out", out, "a", a.payload());
   check::no_overlap(op, "out", out, "b", b.payload());
+  if (a.granularity() != ScaleGranularity::kTensor)
+    check::no_overlap(op, "out", out, "a.scale_inv", a.scale_inv());
+  if (b.granularity() != ScaleGranularity::kTensor)
+    check::no_overlap(op, "out", out, "b.scale_inv", b.scale_inv());
   if (o.bias) {
     check::dtype(op, "bias", *o.bias, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
     check::shape(op, "bias", *o.bias, {n});
@@ -32,17 +48,23 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   }
   if (o.accumulation != Accumulation::kDefault && a.device().type != DeviceType::kCpu)
     check::fail(op, "accumulation", "be default on a GPU", "hopper");
+  for (const ScaledTensor* x : {&a, &b})
+    if (o.accumulation != Accumulation::kDefault && x->granularity() != ScaleGranularity::kTensor)
+      check::fail(op, "accumulation", std::string("be default with ") + name(x->granularity()),
+                  "hopper");
   kernels::GemmArgs args{};
   args.a = a.payload().data_as<std::uint8_t>();
   args.a_type = a.dtype();
   args.a_row = o.transpose_a ? 1 : k;
   args.a_k = o.transpose_a ? m : 1;
   args.a_scale_inv = check::pointer(a.scale_inv());
+  args.a_granularity = a.granularity();
   args.b = b.payload().data_as<std::uint8_t>();
   args.b_type = b.dtype();
   args.b_row = o.transpose_b ? k : 1;
   args.b_k = o.transpose_b ? 1 : n;
   args.b_scale_inv = check::pointer(b.scale_inv());
+  args.b_granularity = b.granularity();
   args.d = out.mutable_data();
   args.d_type = out.dtype();
   args.bias = o.bias ? o.bias->data() : nullptr;

@@ -3,6 +3,7 @@
 
 #include "fp8amp/numerics/random.h"
 #include "kernels/quantize.h"
+#include "src/blocks.h"
 #include "src/check.h"
 #include "src/device.h"
 
@@ -111,6 +112,7 @@ void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Te
 }
 
 void dequantize(const ScaledTensor& x, const Tensor& out, void* stream) {
+  if (x.granularity() != ScaleGranularity::kTensor) return dequantize_blocks(x, out, stream);
   check::scaled("dequantize", "x", x, kAny);
   check::dtype("dequantize", "out", out, kPlain);
   check::shape("dequantize", "out", out, x.shape());

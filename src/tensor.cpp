@@ -108,10 +108,24 @@ std::string Tensor::to_string() const {
   return std::string(name(dtype_)) + check::to_string(shape_) + " on " + check::to_string(device_);
 }
 
-ScaledTensor ScaledTensor::allocate(std::vector<std::int64_t> shape, DType format, Device device) {
-  Tensor scale_inv = Tensor::allocate({}, DType::kFloat32, device);
-  *scale_inv.mutable_data_as<float>() = 1.0f;
-  return {Tensor::allocate(std::move(shape), format, device), std::move(scale_inv)};
+ScaledTensor ScaledTensor::allocate(std::vector<std::int64_t> shape, DType format, Device device,
+                                    ScaleGranularity granularity) {
+  Tensor scale_inv = Tensor::allocate(scale_inv_shape(granularity, shape), DType::kFloat32, device);
+  std::fill_n(scale_inv.mutable_data_as<float>(), scale_inv.numel(), 1.0f);
+  return {Tensor::allocate(std::move(shape), format, device), std::move(scale_inv), granularity};
+}
+
+std::vector<std::int64_t> scale_inv_shape(ScaleGranularity granularity,
+                                          const std::vector<std::int64_t>& shape) {
+  if (granularity == ScaleGranularity::kTensor) return {};
+  if (shape.size() != 2)
+    check::fail("scale_inv_shape", "shape", "have 2 dimensions", check::to_string(shape));
+  const numerics::ScaleLayout layout = numerics::scale_layout(granularity, shape[0], shape[1]);
+  switch (granularity) {
+    case ScaleGranularity::kRow: return {shape[0]};
+    case ScaleGranularity::kBlock1x128: return {numerics::scale_blocks(shape[1]), shape[0]};
+    default: return {numerics::scale_blocks(shape[0]), layout.row_stride};
+  }
 }
 
 Tensor allocate_history(std::int64_t history, Device device) {

@@ -39,7 +39,34 @@ FP8AMP_API void quantize(const ScaledTensor& x, const ScaledTensor& out,
 FP8AMP_API void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out,
                                    const Tensor& transposed, const QuantizeOptions& options = {});
 
-// out = x * scale_inv, rounded once to out's dtype (float32, float16, bfloat16).
+struct QuantizeBlocksOptions {
+  ScaleRounding scale_rounding = ScaleRounding::kPowerOfTwo;
+  int margin = 0;                           // binary orders of head-room, -64..64
+  Overflow overflow = Overflow::kSaturate;  // what +-Inf becomes; kNaN for gradients
+  Tensor found_inf{};      // float32[], out: set to 1 if any element is non-finite, else left alone
+  void* stream = nullptr;  // cudaStream_t; ignored on the CPU
+};
+
+// Casts x[rows, cols] under a scale for each row, 1x128 piece or 128x128 block (out.granularity()),
+// current scaling: every block's own amax; 0 or non-finite gives that block the scale 1.
+//
+//   out         float8[rows, cols], scales along its rows: an operand whose contraction is cols
+//   transposed  float8[cols, rows], x transposed and quantised along its own rows, that is, along
+//               the columns of x: an operand whose contraction is rows (dgrad and wgrad, which want
+//               their contraction contiguous). For 128x128 its codes and scales are out's.
+//
+// One of the two may be undefined; else they have one format and one granularity. x: float32,
+// float16 or bfloat16, with one scale_inv or none; it overlaps nothing. Nearest rounding.
+//
+// On a GPU x is read once, for both outputs together; but twice for `transposed` with a scale for
+// each row (whose maxima run over all of x), and for rows of more than 8192 elements with such.
+// Source: DeepSeek-V3 (arXiv 2412.19437) section 3.3.2 for 1x128 and 128x128.
+FP8AMP_API void quantize_blocks(const ScaledTensor& x, const ScaledTensor& out,
+                                const ScaledTensor& transposed = {},
+                                const QuantizeBlocksOptions& options = {});
+
+// out = x * scale_inv, rounded once to out's dtype (float32, float16, bfloat16). x may have any
+// granularity.
 FP8AMP_API void dequantize(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
 
 // amax = max |x| of x's elements (its payload's, if scaled, times scale_inv); NaN > Inf > finite.

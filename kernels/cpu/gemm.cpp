@@ -1,5 +1,6 @@
 // CPU driver of the FP8 GEMM: cuts D into a grid of cells, one for each thread. Every element is
-// one chain of FP32 additions, so its bits depend on neither grid nor threads.
+// one chain of FP32 additions (one for each block of scales), so its bits depend on neither grid
+// nor threads.
 #include "kernels/gemm.h"
 
 #include <algorithm>
@@ -54,8 +55,10 @@ GemmLoop whole(const GemmArgs& args) {
   loop.a_k = args.a_k;
   loop.b_row = args.b_row;
   loop.b_k = args.b_k;
-  loop.a_scale_inv = args.a_scale_inv ? *args.a_scale_inv : 1.0f;
-  loop.b_scale_inv = args.b_scale_inv ? *args.b_scale_inv : 1.0f;
+  loop.a_scales = {args.a_scale_inv, numerics::scale_layout(args.a_granularity, args.m, args.k)};
+  loop.b_scales = {args.b_scale_inv, numerics::scale_layout(args.b_granularity, args.n, args.k)};
+  loop.scales_along_k =
+      numerics::scales_along_k(args.a_granularity) || numerics::scales_along_k(args.b_granularity);
   loop.d = args.d;
   loop.d_type = args.d_type;
   loop.d_row = args.n;

@@ -22,8 +22,9 @@ void launch(const GemmFinishParams& p, cudaStream_t stream) {
 }  // namespace
 
 void gemm_finish(const GemmFinishArgs& a) {
-  const GemmFinishParams p{a.sums,      a.sums_row, a.a_scale_inv, a.b_scale_inv, a.bias,
-                           a.bias_type, a.d,        a.m,           a.n,           a.accumulate};
+  const GemmFinishParams p{a.sums,   a.sums_row, a.a_scale_inv, a.b_scale_inv,
+                           a.a_rows, a.b_rows,   a.bias,        a.bias_type,
+                           a.d,      a.m,        a.n,           a.accumulate};
   const auto stream = static_cast<cudaStream_t>(a.stream);
   switch (a.d_type) {
     case DType::kFloat32: launch<DType::kFloat32>(p, stream); break;

@@ -12,6 +12,7 @@ struct GemmFinishParams {
   const float* sums;
   int64_t sums_row;
   const float *a_scale_inv, *b_scale_inv;
+  bool a_rows, b_rows;
   const void* bias;
   DType bias_type;
   void* d;
@@ -59,11 +60,11 @@ __global__ void __launch_bounds__(256)
   using Plain = PlainElement<kType>;
   using Type = typename Plain::Type;
   constexpr int kRows = 4;
-  const float a = p.a_scale_inv ? *p.a_scale_inv : 1.0f;
-  const float b = p.b_scale_inv ? *p.b_scale_inv : 1.0f;
+  const float one_a = p.a_scale_inv && !p.a_rows ? *p.a_scale_inv : 1.0f;
   Type* d = static_cast<Type*>(p.d);
   for (int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x; column < p.n;
        column += int64_t(gridDim.x) * 32) {
+    const float b = p.b_scale_inv ? p.b_scale_inv[p.b_rows ? column : 0] : 1.0f;
     const float bias = p.bias ? load_bias(p.bias, p.bias_type, column) : 0.0f;
     for (int64_t row = int64_t(blockIdx.y) * 8 + threadIdx.y; row < p.m;
          row += int64_t(gridDim.y) * 8 * kRows) {
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(256)
       for (int i = 0; i < kRows; ++i) {
         const int64_t r = row + int64_t(i) * gridDim.y * 8;
         if (r >= p.m) break;
+        const float a = p.a_rows ? p.a_scale_inv[r] : one_a;
         float value = sum[i] * a * b;
         if (p.bias) value = value + bias;
         if (p.accumulate) value = old[i] + value;

@@ -12,6 +12,7 @@ struct GemmFinishArgs {
   const float* sums;  // [m, sums_row]; null: 0; may be d itself
   std::int64_t sums_row;
   const float *a_scale_inv, *b_scale_inv;  // null: 1
+  bool a_rows, b_rows;                     // a scale for each m, for each n; else one number
   const void* bias;                        // may be null
   DType bias_type;
   void* d;  // [m, n] contiguous

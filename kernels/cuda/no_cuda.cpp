@@ -2,6 +2,7 @@
 #include <fp8amp/error.h>
 
 #include "kernels/adam.h"
+#include "kernels/blocks.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/quantize.h"
@@ -21,6 +22,8 @@ void amax(const AmaxArgs&) { refuse("amax"); }
 void quantize(const QuantizeArgs&) { refuse("quantize"); }
 void dequantize(const DequantizeArgs&) { refuse("dequantize"); }
 void accumulate(const AccumulateArgs&) { refuse("accumulate"); }
+void quantize_blocks(const QuantizeBlocksArgs&) { refuse("quantize_blocks"); }
+void dequantize_blocks(const DequantizeBlocksArgs&) { refuse("dequantize"); }
 void gemm(const GemmArgs&) { refuse("gemm"); }
 bool gemm_prefers_k_contiguous() { refuse("gemm_prefers_k_contiguous"); }
 void grad_amax(const AdamArgs&, float*) { refuse("grad_amax"); }

@@ -40,18 +40,26 @@ void dispatch(const PadParams& p, bool k_contiguous, cudaStream_t stream) {
   copy<1, Out>(p, stream);
 }
 
+template <class F>
+void decode(const PadParams& p, bool k_contiguous, cudaStream_t stream) {
+  p.scale_inv ? dispatch<DecodeBlocksToBFloat16<F>>(p, k_contiguous, stream)
+              : dispatch<DecodeToBFloat16<F>>(p, k_contiguous, stream);
+}
+
 }  // namespace
 
 void pad(const PadArgs& a) {
   const bool k_contiguous = a.x_k == 1;
-  const PadParams p{a.x, k_contiguous ? a.x_row : a.x_k, a.rows, a.k, a.y, a.y_rows, a.y_k};
+  const PadParams p{
+      a.x,     k_contiguous ? a.x_row : a.x_k, a.rows, a.k, a.y, a.y_rows, a.y_k, a.scale_inv,
+      a.layout};
   const auto stream = static_cast<cudaStream_t>(a.stream);
   if (a.y_type == a.x_type)
     dispatch<CopyCodes>(p, k_contiguous, stream);
   else if (a.x_type == DType::kE4M3)
-    dispatch<DecodeToBFloat16<numerics::E4M3>>(p, k_contiguous, stream);
+    decode<numerics::E4M3>(p, k_contiguous, stream);
   else
-    dispatch<DecodeToBFloat16<numerics::E5M2>>(p, k_contiguous, stream);
+    decode<numerics::E5M2>(p, k_contiguous, stream);
   FP8AMP_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -5,6 +5,7 @@
 // words.
 #pragma once
 #include "fp8amp/numerics/convert.h"
+#include "fp8amp/numerics/scale_layout.h"
 #include "kernels/cuda/portable.cuh"
 #include "kernels/cuda/transpose.cuh"
 
@@ -16,13 +17,16 @@ struct PadParams {
   int64_t rows, k;
   void* y;
   int64_t y_rows, y_k;
+  const float* scale_inv;
+  numerics::ScaleLayout layout;
 };
 
-// ---- 16 codes to memory ------------------------------------------------------------------------
+// ---- 16 codes of one row, from k on, to memory --------------------------------------------------
 
 struct CopyCodes {
   using Element = uint8_t;
-  static __device__ __forceinline__ void store(uint8_t* y, const uint32_t (&w)[4]) {
+  static __device__ __forceinline__ void store(const PadParams&, int64_t, int64_t, uint8_t* y,
+                                               const uint32_t (&w)[4]) {
     *reinterpret_cast<uint4*>(y) = make_uint4(w[0], w[1], w[2], w[3]);
   }
 };
@@ -36,10 +40,30 @@ struct DecodeToBFloat16 {
     const uint32_t high = numerics::float_bits(numerics::decode<F>(uint8_t(codes >> 8)));
     return low >> 16 | (high & 0xffff0000u);
   }
-  static __device__ __forceinline__ void store(uint16_t* y, const uint32_t (&w)[4]) {
+  static __device__ __forceinline__ void store(const PadParams&, int64_t, int64_t, uint16_t* y,
+                                               const uint32_t (&w)[4]) {
     uint4* out = reinterpret_cast<uint4*>(y);
     out[0] = make_uint4(pair(w[0]), pair(w[0] >> 16), pair(w[1]), pair(w[1] >> 16));
     out[1] = make_uint4(pair(w[2]), pair(w[2] >> 16), pair(w[3]), pair(w[3] >> 16));
+  }
+};
+
+// The same times the one scale that the 16 share.
+template <class F>
+struct DecodeBlocksToBFloat16 {
+  using Element = uint16_t;
+  static __device__ __forceinline__ uint32_t value(uint32_t code, float scale_inv) {
+    return numerics::float_to_bfloat16(numerics::decode<F>(uint8_t(code)) * scale_inv);
+  }
+  static __device__ __forceinline__ uint32_t pair(uint32_t codes, float scale_inv) {
+    return value(codes, scale_inv) | value(codes >> 8, scale_inv) << 16;
+  }
+  static __device__ __forceinline__ void store(const PadParams& p, int64_t row, int64_t k,
+                                               uint16_t* y, const uint32_t (&w)[4]) {
+    const float s = row < p.rows && k < p.k ? p.scale_inv[p.layout.index(row, k)] : 1.0f;
+    uint4* out = reinterpret_cast<uint4*>(y);
+    out[0] = make_uint4(pair(w[0], s), pair(w[0] >> 16, s), pair(w[1], s), pair(w[1] >> 16, s));
+    out[1] = make_uint4(pair(w[2], s), pair(w[2] >> 16, s), pair(w[3], s), pair(w[3] >> 16, s));
   }
 };
 
@@ -80,7 +104,7 @@ __global__ void __launch_bounds__(256) pad_kernel(const __grid_constant__ PadPar
 #pragma unroll
         for (int i = 0; i < 4; ++i) w[i] = load4<(kWidth >= 4)>(x + k + 4 * i, count - 4 * i);
       }
-      Out::store(y + k, w);
+      Out::store(p, r, k, y + k, w);
     }
   }
 }
@@ -112,7 +136,8 @@ __global__ void __launch_bounds__(256) pad_transpose_kernel(const __grid_constan
       uint32_t w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) w[i] = tile[r][4 * quarter + i];
-      Out::store(static_cast<Element*>(p.y) + (row + r) * p.y_k + k + 16 * quarter, w);
+      Out::store(p, row + r, k + 16 * quarter,
+                 static_cast<Element*>(p.y) + (row + r) * p.y_k + k + 16 * quarter, w);
     }
     __syncthreads();
   }

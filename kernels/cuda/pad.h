@@ -2,6 +2,7 @@
 // padded with zeros.
 #pragma once
 #include <fp8amp/dtype.h>
+#include <fp8amp/numerics/scale_layout.h>
 
 #include <cstdint>
 
@@ -15,6 +16,9 @@ struct PadArgs {
   void* y;                   // [y_rows, y_k] row-major, aligned to 16 bytes
   DType y_type;              // x_type: the codes; kBFloat16: their values, exact
   std::int64_t y_rows, y_k;  // y_k: a multiple of 16
+  // kBFloat16: if given, the values times these, rounded to BF16 (exact for powers of two)
+  const float* scale_inv;
+  numerics::ScaleLayout layout;  // of [rows, k]
   void* stream;
 };
 void pad(const PadArgs& args);

@@ -52,6 +52,39 @@ __device__ __forceinline__ void store_16(std::uint8_t* y, const std::uint32_t (&
     if (i < count) y[i] = static_cast<std::uint8_t>(w[i / 4] >> 8 * (i % 4));
 }
 
+// Where the codes of a tile go: [cols, rows].
+struct TransposedOutput {
+  std::uint8_t* y;
+  std::int64_t rows, cols;
+  bool aligned_rows;
+};
+// Each thread: 16 rows of 4 columns of the tile that begins at row0, col0.
+__device__ __forceinline__ void store_transposed(const uint4 (&tile)[kTile][kTile / 16],
+                                                 const TransposedOutput& out, std::int64_t row0,
+                                                 std::int64_t col0) {
+  const int word = static_cast<int>(threadIdx.x) / 8, r = static_cast<int>(threadIdx.x) % 8 * 16;
+  std::uint32_t codes[4][4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    std::uint32_t in[4], columns[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4& q = tile[r + 4 * k + i][tile_group(r, word / 4)];
+      in[i] = reinterpret_cast<const std::uint32_t*>(&q)[word % 4];
+    }
+    transpose_bytes(in, columns);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[i][k] = columns[i];
+  }
+  const std::int64_t row = row0 + r;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::int64_t column = col0 + 4 * word + i;
+    if (row < out.rows && column < out.cols)
+      store_16(out.y + column * out.rows + row, codes[i], out.rows - row, out.aligned_rows);
+  }
+}
+
 template <DType X, class F>
 __device__ __forceinline__ std::uint32_t transpose_tile(const TransposeParams& p, std::int64_t row0,
                                                         std::int64_t col0, float factor,
@@ -70,28 +103,7 @@ __device__ __forceinline__ std::uint32_t transpose_tile(const TransposeParams& p
              p.aligned_cols);
   }
   __syncthreads();
-  // each thread: 16 rows of 4 columns
-  const int word = static_cast<int>(threadIdx.x) / 8, r = static_cast<int>(threadIdx.x) % 8 * 16;
-  std::uint32_t out[4][4];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    std::uint32_t in[4], columns[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint4& q = tile[r + 4 * k + i][tile_group(r, word / 4)];
-      in[i] = reinterpret_cast<const std::uint32_t*>(&q)[word % 4];
-    }
-    transpose_bytes(in, columns);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[i][k] = columns[i];
-  }
-  const std::int64_t row = row0 + r;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::int64_t column = col0 + 4 * word + i;
-    if (row < p.rows && column < p.cols)
-      store_16(p.transposed + column * p.rows + row, out[i], p.rows - row, p.aligned_rows);
-  }
+  store_transposed(tile, {p.transposed, p.rows, p.cols, p.aligned_rows}, row0, col0);
   __syncthreads();  // before the next tile
   return max;
 }

@@ -17,7 +17,7 @@ from .initialize import initialize
 from .memory import MemoryReport, memory_bytes, memory_report
 from .module_filter import fp8_layers
 from .quantize import quantize
-from .recipe import ConstantScaling, CurrentScaling, DelayedScaling
+from .recipe import BlockScaling, ConstantScaling, CurrentScaling, DelayedScaling, RowwiseScaling
 from .scaled_tensor import ScaledTensor
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 __version__ = version()
 
 __all__ = [
+    "BlockScaling",
     "ConstantScaling",
     "CurrentScaling",
     "DelayedScaling",
     "Error",
     "MemoryReport",
+    "RowwiseScaling",
     "ScaledTensor",
     "build_info",
     "clip_grad_norm_",

@@ -109,7 +109,8 @@ def initialize(
             the ones asked for here; its states are converted with it. None: the model alone.
         opt_level: ``"O1"`` (FP8 GEMMs, FP8 gradients, FP16 weights, FP32 states: 11 bytes per parameter) or ``"O2"``
             (and states in E4M3 and FP16: 6 bytes).
-        recipe: CurrentScaling() (default), DelayedScaling(...) or ConstantScaling(...).
+        recipe: CurrentScaling() (default), DelayedScaling(...), ConstantScaling(...), RowwiseScaling(...) or
+            BlockScaling(...).
         include: which layers: names (fnmatch patterns: ``"blocks.*.mlp.*"``), each of which must match a layer, or a
             predicate (name, module) -> bool. Default: all with both sides of 16 or more. Layers whose
             weight is tied to another module never convert.

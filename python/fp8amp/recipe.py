@@ -4,7 +4,9 @@
 
 - current: the amax of the tensor being cast (FP8-AMAX, arXiv 2309.17224; the in-time scaling of MS-AMP);
 - delayed: the largest amax of the last casts (as Transformer Engine does);
-- constant: one bias for all, scale = 2^bias (FP8-CSCALE, arXiv 2309.17224).
+- constant: one bias for all, scale = 2^bias (FP8-CSCALE, arXiv 2309.17224);
+- rowwise, block: the amax of each row, or of each 1x128 piece and 128x128 block (DeepSeek-V3, arXiv 2412.19437). A
+  tensor that is summed along both its sides (in the forward and in the backward) is cast along each.
 """
 
 from __future__ import annotations
@@ -211,12 +213,63 @@ class ConstantScaling(Recipe):
         return Operand(payload, scale_inv)
 
 
+class FineScaling(Recipe):
+    """Base of the recipes with many scales for a tensor, whose layers are in `nn.block_linear`: operands are E4M3,
+    those of the backward too."""
+
+    margin: int
+    scale_rounding: str
+
+
+@dataclass(frozen=True)
+class RowwiseScaling(FineScaling):
+    """A scale for each row of both operands of each of the three products, from the amax of that row.
+
+    A row runs along the contraction: input and weight are cast once more, along their columns, for the backward. Output
+    gradients are E4M3. On GPUs of compute capability 9.0 with cuBLASLt 12.9 or later the scales are cuBLASLt's own;
+    elsewhere they multiply the sums of the same FP8 product.
+
+    Args:
+        margin: leaves 2^margin of head-room; -16 to 16.
+        scale_rounding: ``"power_of_two"`` or ``"exact"``.
+    """
+
+    margin: int = 0
+    scale_rounding: str = "power_of_two"
+
+    def __post_init__(self) -> None:
+        _check("RowwiseScaling", "margin", self.margin, -16, 16)
+        ScaleRounding.parse(self.scale_rounding, "RowwiseScaling: scale_rounding")
+
+
+@dataclass(frozen=True)
+class BlockScaling(FineScaling):
+    """A scale for each 128x128 block of weights, and for each 1x128 piece, along the contraction, of inputs and output
+    gradients, from its own amax. All operands are E4M3.
+
+    On GPUs other than compute capability 9.0 with cuBLASLt 12.9 or later, and for products whose number of rows is no
+    multiple of 4, operands are decoded to bfloat16 first, with one warning.
+
+    Args:
+        margin: leaves 2^margin of head-room; -16 to 16.
+        scale_rounding: ``"power_of_two"`` or ``"exact"``.
+    """
+
+    margin: int = 0
+    scale_rounding: str = "power_of_two"
+
+    def __post_init__(self) -> None:
+        _check("BlockScaling", "margin", self.margin, -16, 16)
+        ScaleRounding.parse(self.scale_rounding, "BlockScaling: scale_rounding")
+
+
 def check_recipe(recipe: object, argument: str) -> Recipe:
     """`recipe` itself, or CurrentScaling() for None; TypeError naming `argument` for anything else."""
     if recipe is None:
         return CurrentScaling()
-    if not isinstance(recipe, Recipe) or type(recipe) is Recipe:
+    if not isinstance(recipe, Recipe) or type(recipe) in (Recipe, FineScaling):
         raise TypeError(
-            f"{argument} must be CurrentScaling(...), DelayedScaling(...) or ConstantScaling(...), got {recipe!r}"
+            f"{argument} must be CurrentScaling(...), DelayedScaling(...), ConstantScaling(...), RowwiseScaling(...) "
+            f"or BlockScaling(...), got {recipe!r}"
         )
     return recipe

@@ -13,23 +13,16 @@
 #include <cstdint>
 #include <string>
 
+#include "fp8amp/numerics/scale_layout.h"
 #include "src/cuda/context.h"
 
 namespace fp8amp::gpu {
-
-// How an operand's decode scales (FP32, on the device) are laid out.
-enum class ScaleMode : std::uint8_t {
-  kTensor,   // one number
-  kRow,      // one per row of A [m], one per column of B [n]
-  k1x128,    // one per row and 128 consecutive k: [ceil(k / 128)][rows], rows contiguous
-  k128x128,  // one per 128 rows and 128 k: [ceil(rows / 128)][ceil(k / 128) rounded up to 4]
-};
 
 struct MatmulOperand {
   cudaDataType_t type = CUDA_R_8F_E4M3;  // E4M3 or E5M2, both BF16 or both FP16
   bool k_contiguous = true;
   std::int64_t leading_dimension = 0;  // elements from one row (or k) to the next
-  ScaleMode scale_mode = ScaleMode::kTensor;
+  ScaleGranularity scale_mode = ScaleGranularity::kTensor;  // layouts: numerics/scale_layout.h
   std::uint32_t alignment = 256;  // of the pointer, a power of two up to 256
   friend bool operator==(const MatmulOperand&, const MatmulOperand&) = default;
 };
@@ -67,6 +60,9 @@ bool supports_any_fp8_layout(int compute_capability);
 inline constexpr std::int64_t kFp8Multiple = 16;
 // The type that the fused bias must have.
 cudaDataType_t bias_type(cudaDataType_t d_type);
+// "" or one sentence on why the scale modes cannot be had with these m and n.
+std::string refuse_scales(const MatmulProblem& problem, int compute_capability,
+                          std::size_t cublaslt_version);
 // "" or one sentence on what is not possible on this GPU with this version of cuBLASLt.
 std::string refusal(const MatmulProblem& problem, int compute_capability,
                     std::size_t cublaslt_version);

@@ -16,7 +16,7 @@ constexpr Capability kCapabilities[] = {
     {0, false, false}, {89, true, false}, {100, true, true}, {110, true, false}};
 
 struct ScaleRule {
-  ScaleMode a, b;
+  ScaleGranularity a, b;
   int from, to;               // compute capabilities
   std::size_t version;        // of cuBLASLt, at least
   std::int64_t m_n_multiple;  // of m and n
@@ -24,11 +24,11 @@ struct ScaleRule {
 };
 constexpr int kAnyLater = 1 << 30;
 constexpr ScaleRule kScaleRules[] = {
-    {ScaleMode::kTensor, ScaleMode::kTensor, 89, kAnyLater, 0, 1, true},
-    {ScaleMode::kRow, ScaleMode::kRow, 90, 90, 120900, 1, true},
-    {ScaleMode::k1x128, ScaleMode::k1x128, 90, 90, 120900, 4, false},
-    {ScaleMode::k1x128, ScaleMode::k128x128, 90, 90, 120900, 4, false},
-    {ScaleMode::k128x128, ScaleMode::k1x128, 90, 90, 120900, 4, false},
+    {ScaleGranularity::kTensor, ScaleGranularity::kTensor, 89, kAnyLater, 0, 1, true},
+    {ScaleGranularity::kRow, ScaleGranularity::kRow, 90, 90, 120900, 1, true},
+    {ScaleGranularity::kBlock1x128, ScaleGranularity::kBlock1x128, 90, 90, 120900, 4, false},
+    {ScaleGranularity::kBlock1x128, ScaleGranularity::kBlock128x128, 90, 90, 120900, 4, false},
+    {ScaleGranularity::kBlock128x128, ScaleGranularity::kBlock1x128, 90, 90, 120900, 4, false},
 };
 
 const Capability& capability(int compute_capability) {
@@ -38,33 +38,14 @@ const Capability& capability(int compute_capability) {
   return *best;
 }
 
-const char* name(ScaleMode mode) {
+const char* name(ScaleGranularity mode) {
   switch (mode) {
-    case ScaleMode::kTensor: return "per tensor";
-    case ScaleMode::kRow: return "per row";
-    case ScaleMode::k1x128: return "1x128";
-    case ScaleMode::k128x128: return "128x128";
+    case ScaleGranularity::kTensor: return "per tensor";
+    case ScaleGranularity::kRow: return "per row";
+    case ScaleGranularity::kBlock1x128: return "1x128";
+    case ScaleGranularity::kBlock128x128: return "128x128";
   }
   return "unknown";
-}
-
-std::string refuse_scales(const MatmulProblem& p, int cc, std::size_t version) {
-  const std::string modes =
-      std::string("scales ") + name(p.a.scale_mode) + " x " + name(p.b.scale_mode);
-  for (const ScaleRule& rule : kScaleRules) {
-    if (rule.a != p.a.scale_mode || rule.b != p.b.scale_mode) continue;
-    if (cc < rule.from || cc > rule.to)
-      return modes + " need compute capability " + version_text(rule.from) +
-             (rule.to == kAnyLater ? " or later" : "") + ", this GPU has " + version_text(cc);
-    if (version < rule.version)
-      return modes + " need cuBLASLt " + version_string(rule.version) + " or later, this is " +
-             version_string(version);
-    if (p.m % rule.m_n_multiple || p.n % rule.m_n_multiple)
-      return modes + " need m and n in multiples of " + std::to_string(rule.m_n_multiple);
-    if (p.fast_accumulation && !rule.fast_accumulation) return modes + " exclude fast accumulation";
-    return "";
-  }
-  return modes + " cannot be combined";
 }
 
 std::string refuse_operand(const char* which, const MatmulOperand& x, std::int64_t rows,
@@ -94,7 +75,7 @@ std::string refuse_plain(const MatmulProblem& p, int cc) {
   if (cc < 80)
     return "bfloat16 operands need compute capability 8.0, this GPU has " + version_text(cc);
   if (p.fast_accumulation) return "fast accumulation is for float8 operands";
-  if (p.a.scale_mode != ScaleMode::kTensor || p.b.scale_mode != ScaleMode::kTensor)
+  if (p.a.scale_mode != ScaleGranularity::kTensor || p.b.scale_mode != ScaleGranularity::kTensor)
     return "only float8 operands have scales";
   if (p.d_type != CUDA_R_32F && p.d_type != p.a.type)
     return "d must be float32 or of the operands' type";
@@ -115,6 +96,25 @@ bool supports_any_fp8_layout(int compute_capability) {
 // The output's own type, and BF16 beside FP32: there is no FP32 bias.
 cudaDataType_t bias_type(cudaDataType_t d_type) {
   return d_type == CUDA_R_32F ? CUDA_R_16BF : d_type;
+}
+
+std::string refuse_scales(const MatmulProblem& p, int cc, std::size_t version) {
+  const std::string modes =
+      std::string("scales ") + name(p.a.scale_mode) + " x " + name(p.b.scale_mode);
+  for (const ScaleRule& rule : kScaleRules) {
+    if (rule.a != p.a.scale_mode || rule.b != p.b.scale_mode) continue;
+    if (cc < rule.from || cc > rule.to)
+      return modes + " need compute capability " + version_text(rule.from) +
+             (rule.to == kAnyLater ? " or later" : "") + ", this GPU has " + version_text(cc);
+    if (version < rule.version)
+      return modes + " need cuBLASLt " + version_string(rule.version) + " or later, this is " +
+             version_string(version);
+    if (p.m % rule.m_n_multiple || p.n % rule.m_n_multiple)
+      return modes + " need m and n in multiples of " + std::to_string(rule.m_n_multiple);
+    if (p.fast_accumulation && !rule.fast_accumulation) return modes + " exclude fast accumulation";
+    return "";
+  }
+  return modes + " cannot be combined";
 }
 
 std::string refusal(const MatmulProblem& p, int compute_capability, std::size_t version) {

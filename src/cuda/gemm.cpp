@@ -8,6 +8,11 @@
 //   BF16     both operands decoded, which is exact: E5M2 x E5M2, which no tensor core has, and GPUs
 //            without FP8 (compute capability 8.0 to 8.8)
 //
+// Scales of rows and blocks go to cuBLASLt where it takes them. Elsewhere scales of rows are for
+// the finish, which has their values at no loss; blocks along k cannot wait for the end of the sum:
+// operands are decoded to BF16 times their scales (exact where these are powers of two; else one
+// rounding of 2^-9, beside 2^-4 of the code itself).
+//
 // In the direct route a bias of another type than a 16-bit output is first rounded to that type, as
 // torch.autocast does: the fused epilogue takes no other, and adding it separately would move D
 // through memory twice more.
@@ -16,6 +21,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
+#include <string>
 
 #include "fp8amp/error.h"
 #include "kernels/cuda/gemm_finish.h"
@@ -69,6 +75,8 @@ struct Operand {
   const std::uint8_t* data;
   DType type;
   std::int64_t row_stride, k_stride, rows;
+  ScaleGranularity granularity;
+  const float* scale_inv;
 };
 
 // Where an operand is read: where it is, or as a copy at an offset of the scratch memory.
@@ -95,7 +103,7 @@ Placement place(const Operand& x, std::int64_t k, std::int64_t rows, bool decode
   if (!decode && readable(x, k, rows, compute_capability)) {
     const bool k_contiguous = x.k_stride == 1;
     const std::int64_t stride = k_contiguous ? (x.rows == 1 ? k : x.row_stride) : x.k_stride;
-    result.operand = {cuda_type(x.type), k_contiguous, stride, gpu::ScaleMode::kTensor,
+    result.operand = {cuda_type(x.type), k_contiguous, stride, ScaleGranularity::kTensor,
                       alignment(x.data)};
     return result;
   }
@@ -108,7 +116,7 @@ Placement place(const Operand& x, std::int64_t k, std::int64_t rows, bool decode
 }
 
 const void* fetch(const Operand& x, std::int64_t k, const Placement& placement, std::byte* scratch,
-                  void* stream) {
+                  void* stream, bool apply_scales = false) {
   if (!placement.copied) return x.data;
   PadArgs args{};
   args.x = x.data;
@@ -121,6 +129,10 @@ const void* fetch(const Operand& x, std::int64_t k, const Placement& placement, 
   args.y_type = placement.operand.type == CUDA_R_16BF ? DType::kBFloat16 : x.type;
   args.y_rows = placement.rows;
   args.y_k = placement.operand.leading_dimension;
+  if (apply_scales) {
+    args.scale_inv = x.scale_inv;
+    args.layout = numerics::scale_layout(x.granularity, x.rows, k);
+  }
   args.stream = stream;
   pad(args);
   return args.y;
@@ -128,8 +140,10 @@ const void* fetch(const Operand& x, std::int64_t k, const Placement& placement, 
 
 GemmFinishArgs finish_args(const GemmArgs& g) {
   GemmFinishArgs f{};
-  f.a_scale_inv = g.a_scale_inv;
-  f.b_scale_inv = g.b_scale_inv;
+  if (!numerics::scales_along_k(g.a_granularity)) f.a_scale_inv = g.a_scale_inv;
+  if (!numerics::scales_along_k(g.b_granularity)) f.b_scale_inv = g.b_scale_inv;
+  f.a_rows = g.a_granularity == ScaleGranularity::kRow;
+  f.b_rows = g.b_granularity == ScaleGranularity::kRow;
   f.bias = g.bias;
   f.bias_type = g.bias_type;
   f.d = g.d;
@@ -160,20 +174,55 @@ void add_bias(const GemmArgs& g) {
   f.sums = static_cast<const float*>(g.d);
   f.sums_row = g.n;
   f.a_scale_inv = f.b_scale_inv = nullptr;
+  f.a_rows = f.b_rows = false;
   f.accumulate = false;
   gemm_finish(f);
 }
 
 struct Route {
-  bool decode;  // operands to BF16
-  bool direct;  // the product is written to D
+  bool decode;        // operands to BF16
+  bool apply_scales;  // as they are decoded
+  bool direct;        // the product is written to D
 };
 
-Route choose(const GemmArgs& g, int compute_capability) {
+bool has_blocks(const GemmArgs& g) {
+  return numerics::scales_along_k(g.a_granularity) || numerics::scales_along_k(g.b_granularity);
+}
+
+// "" or why cuBLASLt cannot take the scales of this product.
+std::string refuse_scales(const GemmArgs& g, const Context& context) {
+  constexpr auto kOne = ScaleGranularity::kTensor;
+  if (g.a_granularity == kOne && g.b_granularity == kOne) return "";
+  if (alignment(g.a_scale_inv) < kMultiple || alignment(g.b_scale_inv) < kMultiple)
+    return "scales must have pointers in multiples of 16 bytes";
+  MatmulProblem p;
+  p.m = g.m;
+  p.n = g.n;
+  p.a.scale_mode = g.a_granularity;
+  p.b.scale_mode = g.b_granularity;
+  return gpu::refuse_scales(p, context.compute_capability(), context.cublaslt().GetVersion());
+}
+
+void warn_once_about_blocks(const std::string& why) {
+  static std::once_flag flag;
+  std::call_once(flag, [&] {
+    std::fprintf(stderr,
+                 "fp8amp: this float8 product with block scales is computed in bfloat16, at its "
+                 "speed: %s (said once)\n",
+                 why.c_str());
+  });
+}
+
+Route choose(const GemmArgs& g, const Context& context) {
+  const bool fp8 = gpu::supports_fp8(context.compute_capability());
   Route route{};
-  route.decode = !gpu::supports_fp8(compute_capability) ||
-                 (g.a_type == DType::kE5M2 && g.b_type == DType::kE5M2);
+  route.decode = !fp8 || (g.a_type == DType::kE5M2 && g.b_type == DType::kE5M2);
   route.direct = !route.decode && alignment(g.d) >= kMultiple && g.n % kMultiple == 0;
+  const std::string why = refuse_scales(g, context);
+  route.direct = route.direct && why.empty();
+  if (!has_blocks(g) || route.direct) return route;
+  if (fp8) warn_once_about_blocks(why.empty() ? "its output or formats do not fit" : why);
+  route.decode = route.apply_scales = true;
   return route;
 }
 
@@ -193,7 +242,8 @@ struct Sources {
 };
 
 Sources sources(const GemmArgs& g) {
-  return {{g.a, g.a_type, g.a_row, g.a_k, g.m}, {g.b, g.b_type, g.b_row, g.b_k, g.n}};
+  return {{g.a, g.a_type, g.a_row, g.a_k, g.m, g.a_granularity, g.a_scale_inv},
+          {g.b, g.b_type, g.b_row, g.b_k, g.n, g.b_granularity, g.b_scale_inv}};
 }
 
 void run_direct(Context& context, const Lease& lease, const GemmArgs& g) {
@@ -223,29 +273,31 @@ void run_direct(Context& context, const Lease& lease, const GemmArgs& g) {
   problem.k = round_up(g.k);
   problem.a = at.operand;
   problem.b = bt.operand;
+  problem.a.scale_mode = g.a_granularity;
+  problem.b.scale_mode = g.b_granularity;
   problem.d_type = cuda_type(g.d_type);
   problem.d_leading_dimension = g.n;
   problem.d_alignment = alignment(g.d);
   problem.has_bias = fuse_bias;
   problem.accumulate = g.accumulate;
-  problem.fast_accumulation = g.fast_accumulation;
+  problem.fast_accumulation = g.fast_accumulation && !has_blocks(g);
   matmul(context, lease, problem, pointers, static_cast<cudaStream_t>(g.stream));
   if (g.bias && !fuse_bias) add_bias(g);
 }
 
-void run_finish(Context& context, const Lease& lease, const GemmArgs& g, bool decode) {
+void run_finish(Context& context, const Lease& lease, const GemmArgs& g, const Route& route) {
   const int cc = context.compute_capability();
   const auto [a, b] = sources(g);
   const std::int64_t n = round_up(g.n);
   ScratchLayout layout;
-  const Placement at = place(a, g.k, g.m, decode, cc, layout);
-  const Placement bt = place(b, g.k, n, decode, cc, layout);
+  const Placement at = place(a, g.k, g.m, route.decode, cc, layout);
+  const Placement bt = place(b, g.k, n, route.decode, cc, layout);
   const std::size_t sums_offset = layout.add(g.m * n * static_cast<std::int64_t>(sizeof(float)));
   std::byte* scratch = lease.scratch(layout.size());
 
   MatmulPointers pointers{};  // scales are for the finish: there BF16 operands have them too
-  pointers.a = fetch(a, g.k, at, scratch, g.stream);
-  pointers.b = fetch(b, g.k, bt, scratch, g.stream);
+  pointers.a = fetch(a, g.k, at, scratch, g.stream, route.apply_scales);
+  pointers.b = fetch(b, g.k, bt, scratch, g.stream, route.apply_scales);
   pointers.d = scratch + sums_offset;
 
   MatmulProblem problem;
@@ -256,10 +308,14 @@ void run_finish(Context& context, const Lease& lease, const GemmArgs& g, bool de
   problem.b = bt.operand;
   problem.d_type = CUDA_R_32F;
   problem.d_leading_dimension = n;
-  problem.fast_accumulation = g.fast_accumulation && !decode;
+  problem.fast_accumulation = g.fast_accumulation && !route.decode;
   matmul(context, lease, problem, pointers, static_cast<cudaStream_t>(g.stream));
 
   GemmFinishArgs finish = finish_args(g);
+  if (route.apply_scales) {
+    finish.a_scale_inv = finish.b_scale_inv = nullptr;
+    finish.a_rows = finish.b_rows = false;
+  }
   finish.sums = static_cast<const float*>(pointers.d);
   finish.sums_row = n;
   gemm_finish(finish);
@@ -273,11 +329,11 @@ void gemm(const GemmArgs& g) {
   const auto stream = static_cast<cudaStream_t>(g.stream);
   Context& context = Context::current(stream);
   warn_once_without_fp8(context.compute_capability());
-  const Route route = choose(g, context.compute_capability());
+  const Route route = choose(g, context);
   const Lease lease = gpu::lease(stream);
   lease.workspace(context.workspace_bytes());  // refused, if it is, before anything is enqueued
   if (route.direct) return run_direct(context, lease, g);
-  run_finish(context, lease, g, route.decode);
+  run_finish(context, lease, g, route);
 }
 
 bool gemm_prefers_k_contiguous() {

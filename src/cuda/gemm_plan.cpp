@@ -55,12 +55,12 @@ Preference make_preference(const CublasLt& lt, const MatmulProblem& p, std::uint
   return preference;
 }
 
-std::int32_t scale_mode(ScaleMode mode) {
+std::int32_t scale_mode(ScaleGranularity mode) {
   switch (mode) {
-    case ScaleMode::kTensor: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-    case ScaleMode::kRow: return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    case ScaleMode::k1x128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-    case ScaleMode::k128x128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    case ScaleGranularity::kTensor: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    case ScaleGranularity::kRow: return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    case ScaleGranularity::kBlock1x128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case ScaleGranularity::kBlock128x128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
   }
   return -1;
 }
@@ -94,7 +94,8 @@ void MatmulPlan::set_pointers(const MatmulPointers& pointers) {
 
 // Scale modes came with cuBLASLt 12.8: only named where one is asked for.
 void MatmulPlan::set_scale_modes() {
-  if (problem_.a.scale_mode == ScaleMode::kTensor && problem_.b.scale_mode == ScaleMode::kTensor)
+  if (problem_.a.scale_mode == ScaleGranularity::kTensor &&
+      problem_.b.scale_mode == ScaleGranularity::kTensor)
     return;
   set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(problem_.b.scale_mode));
   set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(problem_.a.scale_mode));

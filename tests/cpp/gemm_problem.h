@@ -99,8 +99,8 @@ class GemmProblem {
     l.a_k = c_.transpose_a ? c_.m : 1;
     l.b_row = c_.transpose_b ? c_.k : 1;
     l.b_k = c_.transpose_b ? 1 : c_.n;
-    l.a_scale_inv = c_.a_scale_inv;
-    l.b_scale_inv = c_.b_scale_inv;
+    l.a_scales.scale_inv = &c_.a_scale_inv;
+    l.b_scales.scale_inv = &c_.b_scale_inv;
     l.d = d_.data() + kPad * size_in_bytes(c_.d_type);
     l.d_type = c_.d_type;
     l.d_row = row_;
@@ -148,7 +148,7 @@ inline void scalar_chain(const GemmLoop& l) {
     for (std::int64_t n = l.n0; n < l.n1; ++n) {
       float sum = 0.0f;
       for (std::int64_t k = 0; k < l.k; ++k) sum = sum + a[k] * b[(n - l.n0) * l.k + k];
-      float d = sum * l.a_scale_inv * l.b_scale_inv;
+      float d = sum * *l.a_scales.scale_inv * *l.b_scales.scale_inv;
       if (l.bias) d = d + load_element(l.bias, l.bias_type, n);
       if (l.accumulate) d = load_element(l.d, l.d_type, m * l.d_row + n) + d;
       store_element(l.d, l.d_type, m * l.d_row + n, d);

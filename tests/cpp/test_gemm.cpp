@@ -141,7 +141,6 @@ TEST_P(GemmLevel, EveryCode) {
       l.a_k = 1;
       l.b_row = transpose ? kK : 1;
       l.b_k = transpose ? 1 : kRows;
-      l.a_scale_inv = l.b_scale_inv = 1.0f;
       l.d = d.data();
       l.d_type = DType::kFloat32;
       l.m1 = 1;

@@ -8,12 +8,11 @@
 #include <thread>
 
 #include "kernels/element.h"
+#include "tests/emulator/fake_cublaslt_scales.h"
 #include "tests/emulator/fake_state.h"
 
 namespace fake_cublaslt {
 namespace {
-
-using fp8amp::DType;
 
 struct Descriptor {  // of an operation or a preference
   std::map<int, std::vector<unsigned char>> attributes;
@@ -99,19 +98,6 @@ cublasStatus_t set(Descriptor& d, int attribute, const void* data, std::size_t b
   return CUBLAS_STATUS_SUCCESS;
 }
 
-bool fp8(cudaDataType_t t) { return t == CUDA_R_8F_E4M3 || t == CUDA_R_8F_E5M2; }
-std::int64_t bytes_of(cudaDataType_t t) { return t == CUDA_R_32F ? 4 : fp8(t) ? 1 : 2; }
-
-DType dtype(cudaDataType_t t) {
-  switch (t) {
-    case CUDA_R_8F_E4M3: return DType::kE4M3;
-    case CUDA_R_8F_E5M2: return DType::kE5M2;
-    case CUDA_R_16BF: return DType::kBFloat16;
-    case CUDA_R_16F: return DType::kFloat16;
-    default: return DType::kFloat32;
-  }
-}
-
 struct Problem {
   const Descriptor& op;
   const Layout &a, &b, &c, &d;
@@ -126,6 +112,15 @@ struct Problem {
   }
 };
 
+Scales a_scales(const Problem& p) {
+  return {p.op.get<int>(CUBLASLT_MATMUL_DESC_A_SCALE_MODE),
+          p.op.get<const float*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER), p.m(), p.k()};
+}
+Scales b_scales(const Problem& p) {
+  return {p.op.get<int>(CUBLASLT_MATMUL_DESC_B_SCALE_MODE),
+          p.op.get<const float*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER), p.n(), p.k()};
+}
+
 std::string illegal_fp8(const Problem& p, int cc) {
   if (cc < 89) return "no FP8 on this GPU";
   if (p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2) return "E5M2 x E5M2";
@@ -135,11 +130,9 @@ std::string illegal_fp8(const Problem& p, int cc) {
     if (size % 16) return "FP8 size or leading dimension not a multiple of 16";
   if (p.m() * bytes_of(p.d.type) % 16) return "rows of D";
   if (p.d.ld * bytes_of(p.d.type) % 16) return "leading dimension of D";
-  const int a_mode = p.op.get<int>(CUBLASLT_MATMUL_DESC_A_SCALE_MODE),
-            b_mode = p.op.get<int>(CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
-  if (a_mode != 0 && cc / 10 != 9) return "scale modes of Hopper";
-  if ((a_mode == 3) != (b_mode == 3) || (a_mode == 5 && b_mode == 5)) return "pair of scale modes";
-  return "";
+  return illegal_scales(a_scales(p), b_scales(p),
+                        p.op.get<std::int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0, cc,
+                        library().version);
 }
 
 std::string illegal(const Problem& p, int cc) {
@@ -169,6 +162,7 @@ std::uint64_t fingerprint(const Problem& p) {
   for (const Layout* x : {&p.a, &p.b, &p.d})
     for (std::int64_t v : {std::int64_t(x->type), x->rows, x->columns, x->ld})
       h = h * 1000003 + std::uint64_t(v);
+  h = h * 64 + std::uint64_t(a_scales(p).mode * 8 + b_scales(p).mode);
   return h * 4 + p.bias() * 2 + p.op.get<std::int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM);
 }
 
@@ -194,17 +188,21 @@ struct Work {
     using namespace fp8amp::kernels;
     const Problem p{op, la, lb, ld, ld};
     const std::int64_t m = p.m(), n = p.n(), k = p.k();
-    const auto* a_scale = op.get<const float*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
-    const auto* b_scale = op.get<const float*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+    const Scales as = a_scales(p), bs = b_scales(p);
+    const std::int64_t width = as.along_k() || bs.along_k() ? 128 : k;
     const void* bias = p.bias() ? op.get<const void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER) : nullptr;
     const std::vector<float> av = decode(a, la, p.transpose_a()),
                              bv = decode(b, lb, !p.transpose_b());
     for (std::int64_t j = 0; j < n; ++j)
       for (std::int64_t i = 0; i < m; ++i) {
-        float sum = 0;
-        for (std::int64_t kk = 0; kk < k; ++kk)
-          sum = sum + bv[std::size_t(j * k + kk)] * av[std::size_t(i * k + kk)];
-        float value = sum * (b_scale ? *b_scale : 1.0f) * (a_scale ? *a_scale : 1.0f);
+        float value = 0;
+        for (std::int64_t first = 0; first < k; first += width) {
+          float sum = 0;
+          for (std::int64_t kk = first; kk < std::min(k, first + width); ++kk)
+            sum = sum + bv[std::size_t(j * k + kk)] * av[std::size_t(i * k + kk)];
+          sum = sum * bs.at(j, first) * as.at(i, first);
+          value = first ? value + sum : sum;
+        }
         if (bias)
           value =
               value +
@@ -283,18 +281,36 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const vo
   if (workspace_bytes < promise.workspace || reinterpret_cast<std::uintptr_t>(workspace) % 256 ||
       fake_cuda::check_range(workspace, workspace_bytes) != cudaSuccess)
     return invalid("workspace");
-  for (const std::string& why : {bad_pointer(a, promise.a, p.a), bad_pointer(b, promise.b, p.b),
-                                 bad_pointer(d, promise.d, p.d)})
+  for (const std::string& why :
+       {bad_pointer(a, promise.a, p.a), bad_pointer(b, promise.b, p.b),
+        bad_pointer(d, promise.d, p.d), bad_scales(a_scales(p)), bad_scales(b_scales(p))})
     if (!why.empty()) return invalid(why);
   const float scale = *static_cast<const float*>(beta);
   if (*static_cast<const float*>(alpha) != 1.0f || (scale != 0 && c != d))
     return invalid("alpha, C");
   Library& l = library();
   const int choice = int(algorithm->data[1]);
-  l.products.push_back({p.m(), p.n(), p.k(), p.a.ld, p.b.ld, p.d.ld, p.a.type, p.b.type, p.d.type,
-                        p.transpose_a(), p.transpose_b(),
-                        p.op.get<std::int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0, p.bias(), a, b,
-                        d, scale, choice, workspace_bytes});
+  l.products.push_back({p.m(),
+                        p.n(),
+                        p.k(),
+                        p.a.ld,
+                        p.b.ld,
+                        p.d.ld,
+                        p.a.type,
+                        p.b.type,
+                        p.d.type,
+                        p.transpose_a(),
+                        p.transpose_b(),
+                        p.op.get<std::int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0,
+                        p.bias(),
+                        a,
+                        b,
+                        d,
+                        scale,
+                        choice,
+                        workspace_bytes,
+                        a_scales(p).mode,
+                        b_scales(p).mode});
   if (fake_cuda::check_stream(stream) != cudaSuccess) return invalid("stream");
   fake_cuda::enqueue(stream, Work{p.op, p.a, p.b, p.d, a, b, d, scale, l.durations[choice]});
   return CUBLAS_STATUS_SUCCESS;

@@ -28,6 +28,7 @@ struct Product {
   float beta;
   int algorithm;
   std::size_t workspace_bytes;
+  int a_scale_mode, b_scale_mode;
 };
 const std::vector<Product>& products();
 std::int64_t calls(const std::string& function);  // "Matmul", "MatmulAlgoGetHeuristic", ...

@@ -42,7 +42,10 @@ struct GemmCase {
   bool with_bias = false;
   DType bias_type = DType::kFloat32;
   bool accumulate = false, fast_accumulation = false, specials = false;
-  std::int64_t a_offset = 0, b_offset = 0, d_offset = 0, bias_offset = 0;
+  std::int64_t a_offset = 0, b_offset = 0, d_offset = 0, bias_offset = 0, scale_offset = 0;
+  ScaleGranularity a_granularity = ScaleGranularity::kTensor,
+                   b_granularity = ScaleGranularity::kTensor;
+  bool odd_scales = true;  // else powers of two
 };
 
 inline std::string describe(const GemmCase& c) {
@@ -61,7 +64,8 @@ class GemmRun {
         b_(c.k * c.n, c.b_offset),
         d_(c.m * c.n * size_in_bytes(c.d_type), c.d_offset),
         bias_(c.n * 4, c.bias_offset),
-        scales_(8) {
+        a_scales_(scales(c.a_granularity, c.m, c.k) * 4, c.scale_offset),
+        b_scales_(scales(c.b_granularity, c.n, c.k) * 4, c.scale_offset) {
     fill_codes(a_.data(), c.m * c.k, c.a_type, 1);
     fill_codes(b_.data(), c.k * c.n, c.b_type, 2);
     // multiples of 1/8 below 16: exact in every type
@@ -71,8 +75,8 @@ class GemmRun {
     for (std::int64_t i = 0; i < c.m * c.n; ++i)
       kernels::store_element(d_.data(), c.d_type, i,
                              float(numerics::random_word(4, std::uint32_t(i)) % 1024) / 16 - 32);
-    const float scales[] = {0.5f, 1.37f};
-    std::memcpy(scales_.data(), scales, sizeof scales);
+    fill_scales(a_scales_, scales(c.a_granularity, c.m, c.k), 0.5f);
+    fill_scales(b_scales_, scales(c.b_granularity, c.n, c.k), 1.37f);
     initial_.assign(d_.data(), d_.data() + bytes());
   }
 
@@ -86,8 +90,10 @@ class GemmRun {
     g.b_type = c_.b_type;
     g.b_row = c_.transpose_b ? c_.k : 1;
     g.b_k = c_.transpose_b ? 1 : c_.n;
-    g.a_scale_inv = reinterpret_cast<const float*>(scales_.data());
-    g.b_scale_inv = g.a_scale_inv + 1;
+    g.a_scale_inv = reinterpret_cast<const float*>(a_scales_.data());
+    g.b_scale_inv = reinterpret_cast<const float*>(b_scales_.data());
+    g.a_granularity = c_.a_granularity;
+    g.b_granularity = c_.b_granularity;
     g.d = d_.data();
     g.d_type = c_.d_type;
     g.bias = c_.with_bias ? bias_.data() : nullptr;
@@ -135,8 +141,21 @@ class GemmRun {
     }
   }
 
+  static std::int64_t scales(ScaleGranularity granularity, std::int64_t rows, std::int64_t k) {
+    return numerics::scale_layout(granularity, rows, k).size;
+  }
+  // The first one is `first`, the others lie around it.
+  void fill_scales(const DeviceBytes& bytes, std::int64_t n, float first) const {
+    auto* scale = reinterpret_cast<float*>(bytes.data());
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::uint32_t word = numerics::random_word(5, std::uint32_t(i));
+      scale[i] = std::ldexp(c_.odd_scales ? first : 1.0f, i ? int(word % 5) - 2 : 0);
+      if (c_.odd_scales && i) scale[i] *= 1.0f + float(word >> 20) / 8192.0f;
+    }
+  }
+
   GemmCase c_;
-  DeviceBytes a_, b_, d_, bias_, scales_;
+  DeviceBytes a_, b_, d_, bias_, a_scales_, b_scales_;
   std::vector<std::uint8_t> initial_;
 };
 

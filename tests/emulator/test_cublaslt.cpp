@@ -51,15 +51,18 @@ TEST(CublasLtRules, PerTensorScales) {
 }
 
 TEST(CublasLtRules, RowAndBlockScales) {
-  using enum ScaleMode;
+  using enum ScaleGranularity;
   struct Pair {
-    ScaleMode a, b;
+    ScaleGranularity a, b;
     bool legal;
   };
-  const Pair pairs[] = {{kRow, kRow, true},          {k1x128, k1x128, true},
-                        {k1x128, k128x128, true},    {k128x128, k1x128, true},
-                        {k128x128, k128x128, false}, {kRow, kTensor, false},
-                        {kTensor, k1x128, false}};
+  const Pair pairs[] = {{kRow, kRow, true},
+                        {kBlock1x128, kBlock1x128, true},
+                        {kBlock1x128, kBlock128x128, true},
+                        {kBlock128x128, kBlock1x128, true},
+                        {kBlock128x128, kBlock128x128, false},
+                        {kRow, kTensor, false},
+                        {kTensor, kBlock1x128, false}};
   for (const Pair& pair : pairs) {
     MatmulProblem p = problem();
     p.a.scale_mode = pair.a;
@@ -158,8 +161,8 @@ TEST(RealCublasLt, DescriptorsReadBack) {
   p.n = 384;
   p.k = 1024;
   p.a.leading_dimension = 1024;
-  p.a.scale_mode = ScaleMode::k1x128;
-  p.b = {CUDA_R_8F_E5M2, true, 1040, ScaleMode::k128x128, 16};
+  p.a.scale_mode = ScaleGranularity::kBlock1x128;
+  p.b = {CUDA_R_8F_E5M2, true, 1040, ScaleGranularity::kBlock128x128, 16};
   p.d_type = CUDA_R_16BF;
   p.d_leading_dimension = 400;
   p.has_bias = p.fast_accumulation = true;

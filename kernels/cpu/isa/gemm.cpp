@@ -6,6 +6,9 @@
 //   sum = 0; for k: sum = sum + A[m, k] * B[k, n]
 //   d = sum * a_scale_inv * b_scale_inv; d = d + bias[n]; d = old + d (accumulate); one rounding to
 //   d_type
+// With scales along k, each piece of 128 k has a sum of its own, and
+//   d = sum * a_scale_inv * b_scale_inv of the first; for the others: d = d + sum * a_scale_inv *
+//   ...
 //
 // Loops (BLIS): columns of B, rows of A, blocks of k, panels. Between blocks of k the sums of a
 // block of D rest in a buffer, tile by tile, so D is written once and never read except to
@@ -50,10 +53,12 @@ inline F32 multiply_add(F32 a, F32 b, F32 c) {
 #endif
 }
 
-// What happens to the sums of the last block of k on their way out.
+// What happens to complete sums on their way out: those of the last block of k, or of each block
+// that has scales of its own.
 struct Finish {
-  F32 a_scale_inv, b_scale_inv;
-  const float* bias;  // of the tile's columns, or null
+  const float *a_scale_inv, *b_scale_inv;  // of the tile's rows, of its columns
+  const float* total;                      // of the blocks before, rows kTileColumns apart, or null
+  const float* bias;                       // of the tile's columns, or null
 };
 
 // The block's share of a tile's chains: sums go on from `start` (null: from 0), rows kTileColumns
@@ -84,7 +89,8 @@ void multiply_tile(const float* __restrict a, const float* __restrict b, std::in
     for (int j = 0; j < kVectors; ++j) {
       F32 d = sum[i][j];
       if (finish) {
-        d = d * finish->a_scale_inv * finish->b_scale_inv;
+        d = d * all(finish->a_scale_inv[i]) * load<F32>(finish->b_scale_inv + j * kLanes);
+        if (finish->total) d = load<F32>(finish->total + i * kTileColumns + j * kLanes) + d;
         if (finish->bias) d = d + load<F32>(finish->bias + j * kLanes);
       }
       store(out + i * out_row + j * kLanes, d);
@@ -121,7 +127,7 @@ class Buffer {
   std::int64_t size_ = 0;
 };
 struct Workspace {
-  Buffer a, b, sums, bias;
+  Buffer a, b, sums, bias, a_scales, b_scales;
 };
 
 std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
@@ -204,6 +210,7 @@ struct Block {
 // One packed block of A times the packed block of B.
 struct Step {
   const float *a, *b;
+  const float *a_scales, *b_scales;  // of the rows and columns of the block of D
   std::int64_t kc;
   bool first, last;
   float* sums;          // of the block of D: panel of columns, panel of rows, tile
@@ -213,24 +220,29 @@ struct Step {
 void multiply_panels(const GemmLoop& l, const Block& block, const Step& step, std::int64_t m0,
                      std::int64_t m1, const float* bias) {
   alignas(64) float tile[kTile];
-  Finish finish{all(l.a_scale_inv), all(l.b_scale_inv), nullptr};
+  Finish finish{};
   const bool direct = l.d_type == DType::kFloat32 && !l.accumulate;
+  const bool complete = step.last || l.scales_along_k;
   for (std::int64_t n = block.n0; n < block.n1; n += kTileColumns) {
     const std::int64_t column_panel = (n - block.n0) / kTileColumns;
     const float* b = step.b + column_panel * kTileColumns * step.kc;
     const int columns = static_cast<int>(smaller(kTileColumns, block.n1 - n));
-    if (bias) finish.bias = bias + (n - block.n0);
+    if (bias && step.last) finish.bias = bias + (n - block.n0);
+    if (complete) finish.b_scale_inv = step.b_scales + (n - block.n0);
     for (std::int64_t m = m0; m < m1; m += kTileRows) {
       const float* a = step.a + (m - m0) * step.kc;
       const int rows = static_cast<int>(smaller(kTileRows, m1 - m));
       const std::int64_t number = column_panel * step.panels + (m - block.m0) / kTileRows;
       float* sums = step.sums ? step.sums + number * kTile : nullptr;
       const TileFunction multiply = tile_function(rows, std::make_index_sequence<kTileRows>());
-      const float* start = step.first ? nullptr : sums;
-      if (start)  // the next tile's, 3 % with those of D below
+      const float* before = step.first ? nullptr : sums;
+      const float* start = l.scales_along_k ? nullptr : before;
+      finish.total = l.scales_along_k ? before : nullptr;
+      if (complete) finish.a_scale_inv = step.a_scales + (m - block.m0);
+      if (before)  // the next tile's, 3 % with those of D below
         for (int i = 0; i < kTile; i += kCacheLine) __builtin_prefetch(sums + kTile + i);
       if (!step.last) {
-        multiply(a, b, step.kc, start, sums, kTileColumns, nullptr);
+        multiply(a, b, step.kc, start, sums, kTileColumns, complete ? &finish : nullptr);
       } else if (direct && columns == kTileColumns) {
         float* d = static_cast<float*>(l.d) + m * l.d_row + n;
         for (int r = 0; r < rows; ++r) __builtin_prefetch(d + r * l.d_row, 1);
@@ -243,9 +255,20 @@ void multiply_panels(const GemmLoop& l, const Block& block, const Step& step, st
   }
 }
 
+// The scales of rows [r0, r1) at k, followed by `size` - (r1 - r0) zeros.
+const float* fill_scales(const GemmScales& scales, std::int64_t r0, std::int64_t r1, std::int64_t k,
+                         std::int64_t size, Buffer& buffer) {
+  float* out = buffer.get(size);
+  for (std::int64_t r = r0; r < r1; ++r)
+    out[r - r0] = scales.scale_inv ? scales.scale_inv[scales.layout.index(r, k)] : 1.0f;
+  for (std::int64_t i = r1 - r0; i < size; ++i) out[i] = 0.0f;
+  return out;
+}
+
 void multiply_block(const GemmLoop& l, const Block& block, Workspace& w, const float* bias) {
   const Operand a{l.a, l.a_row, l.a_k, l.a_e5m2}, b{l.b, l.b_row, l.b_k, l.b_e5m2};
-  const std::int64_t block_k = equal_blocks(l.k, kBlockK, 16);
+  const std::int64_t block_k =
+      l.scales_along_k ? numerics::kScaleBlock : equal_blocks(l.k, kBlockK, 16);
   const std::int64_t row_panels = (block.m1 - block.m0 + kTileRows - 1) / kTileRows;
   const std::int64_t column_panels = (block.n1 - block.n0 + kTileColumns - 1) / kTileColumns;
   const std::int64_t pack_rows = equal_blocks(block.m1 - block.m0, kPackRows, kTileRows);
@@ -260,6 +283,12 @@ void multiply_block(const GemmLoop& l, const Block& block, Workspace& w, const f
     step.kc = smaller(block_k, l.k - k);
     step.first = k == 0;
     step.last = k + block_k >= l.k;
+    if (step.last || l.scales_along_k) {
+      step.a_scales =
+          fill_scales(l.a_scales, block.m0, block.m1, k, row_panels * kTileRows, w.a_scales);
+      step.b_scales =
+          fill_scales(l.b_scales, block.n0, block.n1, k, column_panels * kTileColumns, w.b_scales);
+    }
     pack<kTileColumns>(b, block.n0, block.n1, k, step.kc, packed_b);
     for (std::int64_t m = block.m0; m < block.m1; m += pack_rows) {
       const std::int64_t end = smaller(m + pack_rows, block.m1);

@@ -5,6 +5,7 @@
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/adam_update.h>
+#include <fp8amp/numerics/scale_layout.h>
 
 #include <cstdint>
 
@@ -65,12 +66,19 @@ struct AccumulateLoop {
   std::uint32_t* checksum;  // if `measure`: += bits of |value|, kNaNBits for NaN, wrapping
 };
 
+// The scales of an operand of a product; a null pointer is 1 for all.
+struct GemmScales {
+  const float* scale_inv;
+  numerics::ScaleLayout layout;
+};
+
 // D rows [m0, m1), columns [n0, n1) of a kernels::GemmArgs.
 struct GemmLoop {
   const std::uint8_t *a, *b;
   bool a_e5m2, b_e5m2;
   std::int64_t a_row, a_k, b_row, b_k;
-  float a_scale_inv, b_scale_inv;
+  GemmScales a_scales, b_scales;
+  bool scales_along_k;  // of a or b
   void* d;
   DType d_type;
   std::int64_t d_row;  // elements between rows of D

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from .. import _ops
 from ..policies import E4M3, E5M2, Overflow
-from ..recipe import DelayedScaling, Recipe, check_recipe
+from ..recipe import DelayedScaling, FineScaling, Recipe, check_recipe
 from ..scaled_tensor import ScaledTensor, dense, plain_operand, scaled
+from .block_linear import block_linear
 from .weight_cache import fp8_weight
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -73,6 +74,11 @@ def scaled_linear(
     if x.dtype not in _FLOATS:
         x = x.float()
     rows = _rows(x)
+    if isinstance(options.recipe, FineScaling):
+        fine: Tensor = block_linear(
+            rows, weight, bias, options, options.recipe, out_dtype if out_dtype in _FLOATS else torch.float32
+        )
+        return fine.reshape(*x.shape[:-1], fine.shape[-1]).to(out_dtype)
     transpose = _ops.gemm_prefers_k_contiguous(x.device) and torch.is_grad_enabled()
     xq = options.recipe.cast(
         *plain_operand(rows),

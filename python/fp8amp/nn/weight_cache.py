@@ -7,7 +7,8 @@ seen.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,12 +17,21 @@ from ..policies import E4M3, Overflow
 from ..recipe import Operand, Recipe
 from ..scaled_tensor import ScaledTensor, plain_operand, version
 
+_T = TypeVar("_T")
+
 
 class _Copy(NamedTuple):
     source: Tensor
     version: int
     recipe: Recipe
     operand: Operand
+
+
+class _Made(NamedTuple):
+    source: Tensor
+    version: int
+    recipe: Recipe
+    made: Any
 
 
 def fp8_weight(weight: Tensor, recipe: Recipe, transposed: bool = False) -> Operand:
@@ -49,6 +59,26 @@ def fp8_weight(weight: Tensor, recipe: Recipe, transposed: bool = False) -> Oper
     return operand
 
 
+def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T]) -> _T:
+    """make(), kept for as long as neither the weight nor the recipe changes, under the rules of fp8_weight."""
+    if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
+        return make()
+    now, kept = version(weight), weight._fp8_copy
+    if (
+        isinstance(kept, _Made)
+        and kept.source is weight._payload
+        and kept.version == now
+        and now >= 0
+        and kept.recipe == recipe
+    ):
+        made: _T = kept.made
+        return made
+    with torch.inference_mode(False):  # the next training step saves it for backward
+        made = make()
+    weight._fp8_copy = _Made(weight._payload, now, recipe, made) if now >= 0 else None
+    return made
+
+
 def drop_fp8_weight(weight: Tensor) -> None:
     """Free the copy, if there is one."""
     if isinstance(weight, ScaledTensor):
@@ -58,4 +88,6 @@ def drop_fp8_weight(weight: Tensor) -> None:
 def fp8_weight_bytes(weight: Tensor) -> int:
     """Bytes that the copy takes now."""
     kept = weight._fp8_copy if isinstance(weight, ScaledTensor) else None
+    if isinstance(kept, _Made):
+        return sum(part.nbytes for blocks in kept.made for part in blocks if isinstance(part, Tensor))
     return 0 if kept is None else sum(part.nbytes for part in kept.operand if part is not None)

@@ -1,0 +1,146 @@
+"""The linear layer with a scale for each row or block of its operands (RowwiseScaling, BlockScaling).
+
+    forward  Y  [M, N] = X [M, K] W [N, K]^T       summed along K
+    backward dX [M, K] = dY [M, N] (W^T) [K, N]^T  summed along N
+             dW [N, K] = (dY^T) [N, M] (X^T) [K, M]^T  summed along M
+
+Scales cannot be moved from one side of a matrix to the other, so each operand is quantised along the side that its
+product sums over: X, W and dY twice, from the same numbers. Where both are wanted, one call makes both. What the
+backward needs is quantised in the forward: X^T and W^T are saved, one byte an element, and X is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..block_ops import Blocks, Granularity, gemm_blocks, quantize_blocks
+from ..policies import E4M3, Overflow, scale_rule
+from ..recipe import FineScaling, RowwiseScaling
+from ..scaled_tensor import ScaledTensor, dense, plain_operand
+from .weight_cache import cached_weight
+
+if TYPE_CHECKING:
+    from .functional import Options
+
+
+def _cast(
+    x: Tensor, recipe: FineScaling, *, weight: bool = False, rows: bool = True, columns: bool, gradient: bool = False
+) -> tuple[Blocks, Blocks]:
+    """(x, x^T), each quantised along its own rows."""
+    if isinstance(x, ScaledTensor) and x.format.itemsize == 1:
+        x = dense(x)
+    if isinstance(recipe, RowwiseScaling):
+        granularity = Granularity.ROW
+    else:
+        granularity = Granularity.BLOCK128X128 if weight else Granularity.BLOCK1X128
+    return quantize_blocks(
+        *plain_operand(x),
+        E4M3,
+        granularity,
+        rows=rows,
+        columns=columns,
+        scale_rounding=scale_rule(recipe.scale_rounding),
+        margin=recipe.margin,
+        overflow=Overflow.NAN if gradient else Overflow.SATURATE,
+    )
+
+
+def block_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, options: Options, recipe: FineScaling, dtype: torch.dtype
+) -> Tensor:
+    """x [M, K] (float32, float16, bfloat16) -> [M, N] in `dtype`, one of these. Checked by functional.scaled_linear."""
+    with torch.no_grad():
+        xq, xq_t = _cast(x, recipe, columns=weight.requires_grad)
+        wq, wq_t = cached_weight(weight, recipe, lambda: _cast(weight, recipe, weight=True, columns=True))
+        if options.in_out:
+            wq, wq_t = wq_t, wq
+    y: Tensor = _BlockLinear.apply(  # type: ignore[no-untyped-call]
+        x,
+        weight,
+        bias,
+        *xq,
+        *xq_t[:2],
+        *wq,
+        *wq_t[:2],
+        options,
+        recipe,
+        dtype,
+    )
+    return y
+
+
+class _BlockLinear(torch.autograd.Function):
+    """Of operands that are FP8 already; x and weight are there for autograd alone. A Blocks is passed as its parts."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        xq: Tensor,
+        x_scale_inv: Tensor,
+        x_granularity: Granularity,
+        xq_t: Tensor,
+        x_scale_inv_t: Tensor,
+        wq: Tensor,
+        w_scale_inv: Tensor,
+        w_granularity: Granularity,
+        wq_t: Tensor,
+        w_scale_inv_t: Tensor,
+        options: Options,
+        recipe: FineScaling,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if bias is not None:
+            bias = bias.detach().float() if bias.dtype is torch.float64 else bias.detach()
+        return gemm_blocks(
+            Blocks(xq, x_scale_inv, x_granularity),
+            Blocks(wq, w_scale_inv, w_granularity),
+            dtype=dtype,
+            bias=bias,
+            fast_accumulation=True,
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, weight, bias, _, _, ctx.x_granularity, xq_t, x_scale_inv_t, _, _, ctx.w_granularity, wq_t, w_scale_inv_t = (
+            inputs[:13]
+        )
+        ctx.options, ctx.recipe = inputs[13:15]
+        ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        need_x, need_w = weight.requires_grad, x.requires_grad
+        ctx.save_for_backward(
+            xq_t if need_x else None,
+            x_scale_inv_t if need_x else None,
+            wq_t if need_w else None,
+            w_scale_inv_t if need_w else None,
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+        from .functional import _weight_gradient
+
+        none = (None,) * 16
+        if dy is None:
+            return none
+        xq_t, x_scale_inv_t, wq_t, w_scale_inv_t = ctx.saved_tensors
+        options: Options = ctx.options
+        need_dx, need_dw = ctx.needs_input_grad[:2]
+        dx = dw = db = None
+        if need_dx or need_dw:
+            q, q_t = _cast(dy, ctx.recipe, rows=need_dx, columns=need_dw, gradient=True)
+            if need_dx:
+                dx = gemm_blocks(q, Blocks(wq_t, w_scale_inv_t, ctx.w_granularity), dtype=ctx.x_dtype)
+            if need_dw:
+                x_t = Blocks(xq_t, x_scale_inv_t, ctx.x_granularity)
+                product = gemm_blocks(*((x_t, q_t) if options.in_out else (q_t, x_t)))
+                dw = _weight_gradient(product, options.gradient_format, ctx.weight_dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            db = dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        return (dx, dw, db, *none[3:])
