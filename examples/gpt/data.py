@@ -178,8 +178,8 @@ def load(
     """Read the data, keep the last val_fraction of it for validation, and tokenize both parts.
 
     tokenizer is "byte" or "bpe", None for DEFAULT_TOKENIZER and where the data are tokens; a trained BPE is kept
-    in the directory cache. token_dtype is that of a .bin file. Both parts must be longer than block_size. DataError: the data cannot be used, or an option would
-    have no effect on it.
+    in the directory cache. token_dtype is that of a .bin file. Both parts must be longer than block_size.
+    DataError: the data cannot be used, or an option would have no effect on it.
     """
     missing = [path for path in paths if not path.exists()]
     if missing:
