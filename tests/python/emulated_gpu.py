@@ -106,6 +106,8 @@ if __name__ == "__main__":
     recipes = {
         "current": fp8amp.CurrentScaling(),
         "delayed": fp8amp.DelayedScaling(history=2),
+        "rowwise": fp8amp.RowwiseScaling(),
+        "block": fp8amp.BlockScaling(),
         "constant": fp8amp.ConstantScaling(bias=4, gradient_bias=12),
     }
     results = {name: train(recipe) for name, recipe in recipes.items()}

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 PROGRAM = Path(__file__).with_name("emulated_gpu.py")
-RECIPES = ("current", "delayed", "constant")
+RECIPES = ("current", "delayed", "constant", "rowwise", "block")
 
 
 def run(out: Path, package: Path | None) -> dict[str, Any]:
