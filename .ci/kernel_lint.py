@@ -49,12 +49,32 @@ def short_names(mangled: list[str]) -> dict[str, str]:
             for name, line in zip(mangled, lines, strict=True)}  # fmt: skip
 
 
+def sources() -> list[Path]:
+    return sorted((ROOT / "kernels" / "cuda").glob("*.cu"))
+
+
+def compile_ptx(source: Path, ptx: Path) -> str:
+    """The text of the PTX, which is left in the file `ptx`."""
+    run("nvcc", *FLAGS, "-arch=compute_89", "-ptx", str(source), "-o", str(ptx))
+    return ptx.read_text()
+
+
+def assemble(ptx: Path, target: str, cubin: Path) -> tuple[str, dict[str, list[int]]]:
+    """What ptxas says, and {mangled name: [registers, bytes of shared memory]}."""
+    log = run("ptxas", "-v", "-O3", "--warn-on-spills", f"-arch={target}", str(ptx), "-o", str(cubin))
+    used = {}
+    pattern = r"Compiling entry function '(\w+)'.*?Used (\d+) registers(.*?)\n"
+    for mangled, registers, rest in re.findall(pattern, log, re.S):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        used[mangled] = [int(registers), int(shared.group(1)) if shared else 0]
+    return log, used
+
+
 def check(source: Path) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
     """Broken rules, and {kernel: {target: [registers, bytes of shared memory]}}."""
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "kernels.ptx"
-        run("nvcc", *FLAGS, "-arch=compute_89", "-ptx", str(source), "-o", str(ptx))
-        text = ptx.read_text()
+        text = compile_ptx(source, ptx)
         bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", text, re.S))
         names = short_names(list(bodies))
         errors = []
@@ -67,13 +87,10 @@ def check(source: Path) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
                 errors += [f"{source.name}: {names[mangled]}: no {what}" for what in missing]
         used: dict[str, dict[str, list[int]]] = {}
         for target in TARGETS:
-            log = run("ptxas", "-v", "-O3", "--warn-on-spills", f"-arch={target}", str(ptx), "-o", f"{folder}/cubin")
+            log, kernels = assemble(ptx, target, Path(folder) / "cubin")
             errors += [f"{source.name}: {target}: {line}" for line in log.splitlines() if "warning" in line.lower()]
-            pattern = r"Compiling entry function '(\w+)'.*?Used (\d+) registers(.*?)\n"
-            for mangled, registers, rest in re.findall(pattern, log, re.S):
-                shared = re.search(r"(\d+) bytes smem", rest)
-                kernel = used.setdefault(names[mangled], {})
-                kernel[target] = [int(registers), int(shared.group(1)) if shared else 0]
+            for mangled, resources in kernels.items():
+                used.setdefault(names[mangled], {})[target] = resources
     return errors, used
 
 
@@ -94,9 +111,8 @@ def over_budget(used: dict[str, dict[str, list[int]]], budget: dict[str, dict[st
 
 
 def main() -> int:
-    sources = sorted((ROOT / "kernels" / "cuda").glob("*.cu"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(check, sources))
+        results = list(pool.map(check, sources()))
     errors = [error for found, _ in results for error in found]
     used = {kernel: targets for _, found in results for kernel, targets in found.items()}
     version = nvcc_version()

@@ -101,6 +101,7 @@ step_cuda() {
   local PATH=$PATH:/usr/local/cuda/bin
   if command -v nvcc >/dev/null; then
     python .ci/kernel_lint.py
+    python benchmarks/kernels.py --check || [ $? = 77 ]
     build cuda -DFP8AMP_CUDA=ON -DFP8AMP_CUDA_ARCHS=90 -DFP8AMP_TESTS=OFF
     [ ! -x build/consumer/consumer ] || LD_LIBRARY_PATH=build/cuda build/consumer/consumer # loads without a driver
   else

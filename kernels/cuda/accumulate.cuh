@@ -75,15 +75,16 @@ __global__ void __launch_bounds__(kThreads)
     store_sum_kernel(const __grid_constant__ AccumulateParams p) {
   const SumReader<X, F> sums(p);
   const float scale = scale_of_sum(p);
-  const std::uint32_t key = accumulate_key(p.measure->max, p.measure->checksum);
+  const std::uint32_t max = p.measure->max, key = accumulate_key(max, p.measure->checksum);
+  const bool in_range = __uint_as_float(max) * scale <= F::kMax;
   for_each(
       p.x,
       [&](std::int64_t i) {
         Vector v = sums.vector(i);
-        apply_overflow(v, Overflow::kNaN);
+        apply_overflow(v, max, Overflow::kNaN);
         scale_vector(v, scale);
         const RandomVector random(key, std::uint64_t(i));
-        store_codes<F>(p.sum, i, encode_vector<F, Rounding::kStochastic>(v, &random));
+        store_codes<F>(p.sum, i, encode_vector<F, Rounding::kStochastic>(v, &random, in_range));
       },
       [&](std::int64_t i) {
         static_cast<typename F::Bits*>(p.sum)[i] = numerics::quantize_element<F>(

@@ -4,14 +4,14 @@
 // maxima and step number. The maxima of the gradients take one launch before. Nothing is read by
 // the host.
 //
-// A thread takes 16 elements as the words they are stored in, and works on two of them at a time:
+// A thread takes 16 elements as the words they are stored in, and works on four of them at a time:
 // 24 registers of words at O2 instead of 64 of floats. numerics::adam_element is the definition.
 #pragma once
 #include "kernels/adam.h"
 #include "kernels/adam_step.h"
+#include "kernels/cuda/adam_words.cuh"
 #include "kernels/cuda/batch.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/vectors.cuh"
 #include "kernels/element.h"
 
 namespace fp8amp::kernels::cuda {
@@ -73,92 +73,19 @@ struct GradBatch {  // maxima of the gradients
 static_assert(sizeof(AdamBatch) <= 32764 && sizeof(AdamPass) <= 32764 &&
               sizeof(GradBatch) <= 32764);
 
-// ---- words of 16 elements, and pairs of elements in them
-template <DType T>
-struct Words {
-  static constexpr int kCount = kVector * static_cast<int>(size_in_bytes(T)) / 4;
-  std::uint32_t w[kCount];
-
-  __device__ __forceinline__ void load(const void* x, std::int64_t i) {
-    const uint4* p = static_cast<const uint4*>(x) + i * (kCount / 4);
-#pragma unroll
-    for (int k = 0; k < kCount / 4; ++k) {
-      const uint4 q = p[k];
-      w[4 * k] = q.x, w[4 * k + 1] = q.y, w[4 * k + 2] = q.z, w[4 * k + 3] = q.w;
-    }
-  }
-  __device__ __forceinline__ void store(void* x, std::int64_t i) const {
-    uint4* p = static_cast<uint4*>(x) + i * (kCount / 4);
-#pragma unroll
-    for (int k = 0; k < kCount / 4; ++k)
-      p[k] = make_uint4(w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3]);
-  }
-  // elements 2 k and 2 k + 1
-  __device__ __forceinline__ float2 pair(int k) const {
-    if constexpr (T == DType::kFloat32) {
-      return {__uint_as_float(w[2 * k]), __uint_as_float(w[2 * k + 1])};
-    } else if constexpr (T == DType::kFloat16) {
-      float v[2];
-      halves_to_floats(w[k], v);
-      return {v[0], v[1]};
-    } else {
-      return codes_to_pair<E4M3>(w[k / 2] >> 16 * (k % 2));
-    }
-  }
-  // codes: of the pair, the first in the lower half (floats: their bits)
-  __device__ __forceinline__ void set_pair(int k, std::uint32_t first, std::uint32_t second) {
-    if constexpr (T == DType::kFloat32) w[2 * k] = first, w[2 * k + 1] = second;
-    if constexpr (T == DType::kFloat16) w[k] = first | second << 16;
-    if constexpr (T == DType::kE4M3) {
-      const std::uint32_t codes = first | second << 8;
-      w[k / 2] = k % 2 ? (w[k / 2] & 0xffffu) | codes << 16 : (w[k / 2] & 0xffff0000u) | codes;
-    }
-  }
-};
-
 struct AdamMaximum {
   std::uint32_t p, m, v;
 };
 
-// ---- one value to its stored form; keeps the largest code
-template <class F>
-__device__ __forceinline__ std::uint32_t code_of(float value, float scale, Rounding rounding,
-                                                 std::uint32_t random, std::uint32_t& max) {
-  constexpr std::uint32_t kSign = F::kSign;
-  const std::uint32_t code =
-      rounding == Rounding::kNearest
-          ? nearest_codes<F>(value * scale, 0.0f) & (2 * kSign - 1)
-          : numerics::encode<F>(value * scale, rounding, Overflow::kSaturate, random);
-  max = numerics::max_bits(max, code & (kSign - 1));
-  return code;
-}
-template <DType T>
-__device__ __forceinline__ std::uint32_t store_form(float value, float scale, Rounding rounding,
-                                                    std::uint32_t random, std::uint32_t& max) {
-  if constexpr (T == DType::kFloat32) {
-    max = numerics::max_bits(max, magnitude(value));
-    return __float_as_uint(value);
-  } else if constexpr (T == DType::kE4M3) {
-    return code_of<E4M3>(value, scale, rounding, random, max);
-  } else {
-    return code_of<Fp16>(value, scale, rounding, random, max);
-  }
-}
-// A second moment > 0 is stored as at least the smallest code.
-template <DType T>
-__device__ __forceinline__ std::uint32_t store_second_moment(float value, float scale,
-                                                             Rounding rounding,
-                                                             std::uint32_t random,
-                                                             std::uint32_t& max) {
-  std::uint32_t code = store_form<T>(value, scale, rounding, random, max);
-  if constexpr (T != DType::kFloat32) {
-    if (code == 0 && value > 0.0f) code = 1, max = numerics::max_bits(max, 1);
-  }
-  return code;
+// AdamW with the roundings that are the default: it has loops of its own, without choices.
+__device__ __forceinline__ bool is_usual(const AdamPass& b, const AdamWork& work) {
+  return work.step.scalars.p_l2 == 0.0f && b.p_rounding == Rounding::kNearest &&
+         b.m_rounding == Rounding::kStochastic && b.v_rounding == Rounding::kNearest;
 }
 
-// 16 elements of a tensor of these types, and of its compute weight in E4M3 if kWeight.
-template <DType P, DType G, DType M, DType V, bool kWeight>
+// 16 elements of a tensor of these types, and of its compute weight in E4M3 if kWeight. kUsual: as
+// is_usual has it, and with none of the other choices.
+template <DType P, DType G, DType M, DType V, bool kWeight, bool kUsual>
 __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPass& b,
                                               const AdamWork& work, std::int64_t i,
                                               AdamMaximum& max) {
@@ -168,47 +95,45 @@ __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPas
   Words<V> v;
   [[maybe_unused]] Words<DType::kE4M3> w;
   g.load(x.g, i), m.load(x.m, i), v.load(x.v, i), p.load(x.p, i);
-  const numerics::AdamScalars& s = work.step.scalars;
+  numerics::AdamScalars s = work.step.scalars;
+  if (kUsual) s.p_l2 = 0.0f;
+  const Storing store_p{
+      s.p_scale, kUsual ? Rounding::kNearest : b.p_rounding, {work.p_key, std::uint64_t(i)}},
+      store_m{
+          s.m_scale, kUsual ? Rounding::kStochastic : b.m_rounding, {work.m_key, std::uint64_t(i)}},
+      store_v{
+          s.v_scale, kUsual ? Rounding::kNearest : b.v_rounding, {work.v_key, std::uint64_t(i)}};
+  AdamMaximum high{};
 #pragma unroll
-  for (int word = 0; word < 8;
-       word += 2) {  // elements `word` and `word` + 1, then those 8 behind them
-    std::uint32_t random_p[2] = {}, random_m[2] = {}, random_v[2] = {};
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const std::uint64_t index = std::uint64_t(i) * 8 + word + j;
-      if (P != DType::kFloat32 && b.p_rounding == Rounding::kStochastic)
-        random_p[j] = numerics::random_word(work.p_key, index);
-      if (M != DType::kFloat32 && b.m_rounding == Rounding::kStochastic)
-        random_m[j] = numerics::random_word(work.m_key, index);
-      if (V != DType::kFloat32 && b.v_rounding == Rounding::kStochastic)
-        random_v[j] = numerics::random_word(work.v_key, index);
-    }
+  for (int k = 0; k < 4; ++k) {
+    float new_p[4], new_m[4], new_v[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int k = word / 2 + 4 * half;
-      const float2 P2 = p.pair(k), G2 = g.pair(k), M2 = m.pair(k), V2 = v.pair(k);
-      std::uint32_t p_code[2], m_code[2], v_code[2];
+      const int pair = k + 4 * half;
+      const float2 P2 = p.pair(pair), G2 = g.pair(pair), M2 = m.pair(pair), V2 = v.pair(pair);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const auto bits = [half](std::uint32_t r) { return half ? r >> 12 : r & 0xfffffu; };
         const numerics::AdamElement e = numerics::adam_element(s, j ? P2.y : P2.x, j ? G2.y : G2.x,
                                                                j ? M2.y : M2.x, j ? V2.y : V2.x);
-        p_code[j] = store_form<P>(e.p, s.p_scale, b.p_rounding, bits(random_p[j]), max.p);
-        m_code[j] = store_form<M>(e.m, s.m_scale, b.m_rounding, bits(random_m[j]), max.m);
-        v_code[j] = store_second_moment<V>(e.v, s.v_scale, b.v_rounding, bits(random_v[j]), max.v);
+        new_p[2 * half + j] = e.p, new_m[2 * half + j] = e.m, new_v[2 * half + j] = e.v;
       }
-      p.set_pair(k, p_code[0], p_code[1]);
-      if constexpr (kWeight) {
-        const float2 master = p.pair(k);
-        const std::uint32_t codes =
-            nearest_codes<E4M3>(master.x * work.step.p_scale_inv * work.step.w.scale,
-                                master.y * work.step.p_scale_inv * work.step.w.scale);
-        w.set_pair(k, codes & 0xffu, codes >> 8);
-      }
-      m.set_pair(k, m_code[0], m_code[1]);
-      v.set_pair(k, v_code[0], v_code[1]);
     }
+    store_four<P, false>(p, k, new_p, store_p, high.p, max.p);
+    if constexpr (kWeight) {
+#pragma unroll
+      for (int pair : {k, k + 4}) {
+        const float2 master = p.pair(pair);
+        w.set_codes(pair,
+                    nearest_codes<E4M3>(master.x * work.step.p_scale_inv * work.step.w.scale,
+                                        master.y * work.step.p_scale_inv * work.step.w.scale));
+      }
+    }
+    store_four<M, false>(m, k, new_m, store_m, high.m, max.m);
+    store_four<V, true>(v, k, new_v, store_v, high.v, max.v);
   }
+  max.p = largest_code<P>(high.p, max.p, store_p.rounding);
+  max.m = largest_code<M>(high.m, max.m, store_m.rounding);
+  max.v = largest_code<V>(high.v, max.v, store_v.rounding);
   m.store(x.m, i), v.store(x.v, i), p.store(x.p, i);
   if constexpr (kWeight) w.store(x.w, i);
 }
@@ -258,13 +183,14 @@ __device__ inline void update_element(const AdamPass& b, const AdamWork& work, s
 }
 
 // The elements [first, last) of a tensor, by the threads of a block; `first` is a multiple of 16.
-template <DType P, DType G, DType M, DType V, bool kWeight>
+template <DType P, DType G, DType M, DType V, bool kWeight, bool kUsual = false>
 __device__ __forceinline__ void update_vectors(const AdamPass& b, const AdamWork& work,
                                                std::int64_t first, std::int64_t last,
                                                AdamMaximum& max) {
-  const AdamTensor x = work.tensor;
+  const AdamWork mine = work;  // a copy: stores to the tensor do not change it
+  const AdamTensor& x = mine.tensor;
   for (std::int64_t i = first / kVector + threadIdx.x; i < last / kVector; i += kThreads)
-    update_vector<P, G, M, V, kWeight>(x, b, work, i, max);
+    update_vector<P, G, M, V, kWeight, kUsual>(x, b, mine, i, max);
 }
 
 // By the last block of a tensor. The maxima are read from L2, where the other blocks raised them:
@@ -287,7 +213,12 @@ inline __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_cons
   };
   AdamMaximum max{};
   std::int64_t done = last / kVector * kVector;
-  if (is(k16, k8, k8, k16) && !x.w)
+  const bool usual = is_usual(b, work);
+  if (is(k16, k8, k8, k16) && !x.w && usual)
+    update_vectors<k16, k8, k8, k16, false, true>(b, work, first, last, max);
+  else if (is(k16, k8, k8, k16) && x.w_type == k8 && x.w && usual)
+    update_vectors<k16, k8, k8, k16, true, true>(b, work, first, last, max);
+  else if (is(k16, k8, k8, k16) && !x.w)
     update_vectors<k16, k8, k8, k16, false>(b, work, first, last, max);
   else if (is(k16, k8, k8, k16) && x.w_type == k8)
     update_vectors<k16, k8, k8, k16, true>(b, work, first, last, max);

@@ -72,6 +72,11 @@ __device__ __forceinline__ void apply_overflow(Vector& a, Overflow overflow) {
   for (float& v : a.v)
     if (magnitude(v) == numerics::kInfBits) v = __uint_as_float(0x7fffffffu);
 }
+// The same where largest_magnitude(a), or a bound of it, is known.
+__device__ __forceinline__ void apply_overflow(Vector& a, std::uint32_t largest,
+                                               Overflow overflow) {
+  if (largest >= numerics::kInfBits) apply_overflow(a, overflow);
+}
 
 // An amax that the scale was chosen from is complete, and other blocks still read it.
 __device__ __forceinline__ void publish_maximum(std::uint32_t max, const QuantizeParams& p) {
@@ -91,12 +96,14 @@ __global__ void __launch_bounds__(kThreads)
       [&](std::int64_t i) {
         Vector a = load_vector<X>(p.in.x, i);
         if (p.in.scale_inv) scale_vector(a, factor);
-        max = numerics::max_bits(max, largest_magnitude(a));
-        apply_overflow(a, p.overflow);
+        const std::uint32_t largest = largest_magnitude(a);
+        max = numerics::max_bits(max, largest);
+        apply_overflow(a, largest, p.overflow);
         scale_vector(a, scale);
         if constexpr (R == Rounding::kStochastic) {
+          const bool in_range = __uint_as_float(largest) * scale <= F::kMax;
           const RandomVector random(p.key, std::uint64_t(i));
-          store_codes<F>(p.y, i, encode_vector<F, R>(a, &random));
+          store_codes<F>(p.y, i, encode_vector<F, R>(a, &random, in_range));
         } else {
           store_codes<F>(p.y, i, encode_vector<F, R>(a, nullptr));
         }

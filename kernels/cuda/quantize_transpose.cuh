@@ -34,8 +34,9 @@ __device__ __forceinline__ CodeWords<F> load_codes(const TransposeParams& p, std
       a.v[i] = column + i < p.cols ? load_element(p.cast.in.x, X, first + i) : 0.0f;
   }
   if (p.cast.in.scale_inv) scale_vector(a, factor);
-  max = numerics::max_bits(max, largest_magnitude(a));
-  apply_overflow(a, p.cast.overflow);
+  const std::uint32_t largest = largest_magnitude(a);
+  max = numerics::max_bits(max, largest);
+  apply_overflow(a, largest, p.cast.overflow);
   scale_vector(a, scale);
   return encode_vector<F, Rounding::kNearest>(a, nullptr);
 }

@@ -37,6 +37,7 @@
 #define __grid_constant__
 #undef __forceinline__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__  // g++ knows it as the name of an attribute: __attribute__((__noinline__))
 #undef __shared__
 #define __shared__ static_assert(false, "use FP8AMP_SHARED or FP8AMP_DYNAMIC_SHARED");
 

@@ -1,4 +1,5 @@
 // Casts of the CUDA backend, on the emulator: every bit is the CPU backend's.
+#include "kernels/cuda/vectors.cuh"
 #include "kernels/quantize.h"
 #include "tests/emulator/cuda_data.h"
 #include "tests/emulator/cuda_emu.h"
@@ -126,14 +127,40 @@ TEST(CudaCasts, EveryInputOf16Bits) {
     Data x(type, 65536);
     for (int i = 0; i < 65536; ++i) x.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(i);
     for (DType format : kFormats)
-      for (float scale : {1.0f, 0x1p-6f, 1000.0f}) {
-        SCOPED_TRACE(describe(type, format, 65536));
-        Cast cast{.x = &x, .format = format, .args = options()};
-        cast.args.source = ScaleSource::kGiven;
-        cast.args.scale = &scale;
-        cast.expect_equal();
-      }
+      for (Rounding rounding : {Rounding::kNearest, Rounding::kStochastic})
+        for (float scale : {1.0f, 0x1p-6f, 0x1p-20f, 1000.0f}) {
+          SCOPED_TRACE(describe(type, format, 65536));
+          Cast cast{.x = &x, .format = format, .args = options(rounding)};
+          cast.args.source = ScaleSource::kGiven;
+          cast.args.scale = &scale;
+          cast.expect_equal();
+        }
   }
+}
+
+// The sum that stands for stochastic rounding, over all exponents and the ends of the random bits.
+template <class F>
+void expect_sums_are_encodes() {
+  using Sum = kernels::cuda::StochasticSum<F>;
+  for (std::uint64_t i = 0; i < 1u << 22; ++i) {
+    const float y = numerics::bits_float(std::uint32_t(i << 9) ^ numerics::random_word(5, i) % 512);
+    const std::uint32_t words[] = {numerics::random_word(6, i) & 0xfffffu, 0, 0xfffffu};
+    for (std::uint32_t random : words) {
+      const std::uint32_t code =
+          numerics::encode<F>(y, Rounding::kStochastic, Overflow::kSaturate, random);
+      const std::uint32_t sum = Sum::of(y, random), upper = Sum::upper(sum, y);
+      if (numerics::abs_bits(y) <= numerics::float_bits(F::kMax)) {
+        ASSERT_LE(sum, Sum::kLimit);
+      }
+      if (sum > Sum::kLimit) continue;
+      ASSERT_EQ(upper >> (32 - 8 * sizeof(typename F::Bits)), code) << y << ", " << random;
+    }
+  }
+}
+TEST(CudaCasts, StochasticSums) {
+  expect_sums_are_encodes<numerics::E4M3>();
+  expect_sums_are_encodes<numerics::E5M2>();
+  expect_sums_are_encodes<numerics::Fp16>();
 }
 
 TEST(CudaCasts, ScaleOfTheInput) {
