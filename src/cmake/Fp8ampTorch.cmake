@@ -1,3 +1,4 @@
+include_guard(GLOBAL)
 # torch_stable: headers of torch and its libtorch_cpu.so, nothing else of torch's (find_package(Torch) drags in CUDA, MKL,
 # ABI flags and an RPATH into the building environment).
 if(NOT FP8AMP_TORCH_DIR)
