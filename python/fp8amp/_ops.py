@@ -228,7 +228,9 @@ def gemm_prefers_k_contiguous(device: torch.device) -> bool:
     return _prefers_k_contiguous(device)
 
 
-torch.compiler.assume_constant_result(gemm_prefers_k_contiguous)  # type: ignore[no-untyped-call]
+# What torch.compiler.assume_constant_result sets; calling that imports torch._dynamo: seconds, and torch.manual_seed is
+# another function afterwards.
+gemm_prefers_k_contiguous._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def accumulate_(payload: Tensor, scale_inv: Tensor, x: Tensor, x_scale_inv: Tensor | None) -> None:

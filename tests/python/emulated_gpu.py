@@ -1,18 +1,27 @@
 """A few O2 steps of a small GPT, and what the CUDA runtime was asked to do meanwhile. A program of its own, because a
-process loads one library of ops: its package is that of this repository with fp8amp_torch_emulated.so in it.
+process loads one library of ops. PACKAGE is a folder with fp8amp's modules and fp8amp_torch_emulated.so in the place
+of fp8amp_torch.so; without it, this is the package that is installed.
 
-    PYTHONPATH=<package on the emulated GPU> python tests/python/emulated_gpu.py OUT.pt
+    python tests/python/emulated_gpu.py OUT.pt [PACKAGE]
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import fp8amp
 import torch
+
+if len(sys.argv) > 2:  # by its place: an editable install is found before everything in sys.path
+    spec = importlib.util.spec_from_file_location("fp8amp", Path(sys.argv[2]) / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules["fp8amp"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["fp8amp"])
+
+import fp8amp
 from fp8amp.scaled_tensor import ScaledTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpt"))

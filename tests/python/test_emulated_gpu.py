@@ -19,11 +19,8 @@ PROGRAM = Path(__file__).with_name("emulated_gpu.py")
 RECIPES = ("current", "delayed", "constant", "rowwise", "block")
 
 
-def run(out: Path, package: Path | None) -> dict[str, Any]:
-    environment = dict(os.environ)
-    if package is not None:
-        environment["PYTHONPATH"] = str(package)
-    done = subprocess.run([sys.executable, PROGRAM, out], env=environment, capture_output=True, text=True)
+def run(out: Path, *package: Path) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, PROGRAM, out, *package], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(torch.load(out, weights_only=True))
 
@@ -42,7 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
             if file.name != "fp8amp_torch.so" and not link.exists():
                 link.symlink_to(file)
     (folder / "fp8amp" / "fp8amp_torch.so").symlink_to(Path(library).resolve())
-    return run(folder / "cpu.pt", None), run(folder / "gpu.pt", folder)
+    cpu, gpu = run(folder / "cpu.pt"), run(folder / "gpu.pt", folder / "fp8amp")
+    assert all(gpu[name]["activity"] and not cpu[name]["activity"] for name in gpu)
+    return cpu, gpu
 
 
 def differing(a: Any, b: Any, name: str = "") -> list[str]:

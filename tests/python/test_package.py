@@ -59,7 +59,7 @@ def test_fake_kernels_agree_with_the_real_ones(name):
     one = torch.ones(())
     args = {
         "quantize": (x, None, torch.float8_e5m2, None, 0, 0, 0, 0, 0),
-        "gemm": (q, s, q, s, False, True, torch.bfloat16, None, False),
+        "gemm": (q, s, q, s, False, True, torch.bfloat16, None, False, 0),
         "dequantize": (q, s, torch.float16),
         "amax": (x,),
         "accumulate_": (q, s, x, one),
