@@ -27,7 +27,10 @@ FORBIDDEN = {
     r"\b(ld|st)\.local\b": "local memory",
 }
 # kernels that convert in pairs and move 16 bytes at a time
-CASTS = re.compile(r"^quantize_kernel<.*(E4M3|E5M2), \(fp8amp::Rounding\)0>|^quantize_transpose_kernel")
+CASTS = re.compile(
+    r"^quantize_kernel<.*(E4M3|E5M2), \(fp8amp::Rounding\)0>|^quantize_transpose_kernel"
+    r"|^fused_(quantize|transpose)_kernel"
+)
 REQUIRED = {
     r"cvt\.rn\.satfinite\.e[45]m[23]x2\.f32": "packed FP8 conversion",
     r"ld\.global(\.nc)?\.v4\.[bu]32": "16-byte load",
@@ -45,7 +48,7 @@ def run(*command: str) -> str:
 def short_names(mangled: list[str]) -> dict[str, str]:
     """Mangled name -> name with template arguments, without namespaces and parameters."""
     lines = run("c++filt", *mangled).splitlines() if mangled else []
-    return {name: re.sub(r"^void |\(fp8amp::kernels.*$|fp8amp::(kernels::cuda|numerics)::", "", line)
+    return {name: re.sub(r"^void |\(fp8amp::kernels(?!::\w+\)\d).*$|fp8amp::(kernels::cuda|numerics)::", "", line)
             for name, line in zip(mangled, lines, strict=True)}  # fmt: skip
 
 

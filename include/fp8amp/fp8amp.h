@@ -5,6 +5,7 @@
 #include <fp8amp/device.h>
 #include <fp8amp/dtype.h>
 #include <fp8amp/error.h>
+#include <fp8amp/fused.h>
 #include <fp8amp/gemm.h>
 #include <fp8amp/norm.h>
 #include <fp8amp/parallel.h>

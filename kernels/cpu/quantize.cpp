@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/scale.h"
 #include "kernels/cpu/shared_maximum.h"
 #include "kernels/element.h"
 
@@ -40,48 +41,6 @@ std::uint32_t amax_of(const void* x, DType x_type, std::int64_t n, const float* 
     max.raise(loops().amax(element_pointer(x, x_type, first), x_type, count));
   });
   return scaled_amax(max.get(), x_scale_inv);
-}
-
-// ---- scale selection
-// Delayed scaling: history = number of valid entries, scale of the last update (0: none), amax
-// values with the newest first.
-float* entries(const QuantizeArgs& a) { return a.history + 2; }
-bool history_is_full(const QuantizeArgs& a) { return a.history[0] >= float(a.history_length); }
-
-float scale_of(const QuantizeArgs& a, std::uint32_t amax_bits, float previous) {
-  return compute_scale(bits_float(amax_bits), format_max(a.format), a.scale_rounding, a.margin,
-                       previous);
-}
-
-float delayed_scale(const QuantizeArgs& a) {
-  const float last = a.history[1];
-  if (!a.update_history && last > 0.0f) return last;
-  const float previous = last > 0.0f ? last : 1.0f;
-  if (!history_is_full(a))
-    return scale_of(a, amax_of(a.x, a.x_type, a.n, a.x_scale_inv),
-                    previous);  // warm-up: current scaling
-  return scale_of(a, float_bits(*std::max_element(entries(a), entries(a) + a.history_length)),
-                  previous);
-}
-
-void update_history(const QuantizeArgs& a, float scale, float amax) {
-  a.history[1] = scale;
-  if (!is_finite(amax)) {  // dropped; the warm-up starts again
-    a.history[0] = 0.0f;
-    return;
-  }
-  std::copy_backward(entries(a), entries(a) + a.history_length - 1, entries(a) + a.history_length);
-  entries(a)[0] = amax;
-  a.history[0] = std::min(a.history[0] + 1.0f, float(a.history_length));
-}
-
-float choose_scale(const QuantizeArgs& a) {
-  switch (a.source) {
-    case ScaleSource::kGiven: return *a.scale;
-    case ScaleSource::kKeep: return inverse_scale(*a.scale_inv);
-    case ScaleSource::kDelayed: return delayed_scale(a);
-    default: return scale_of(a, amax_of(a.x, a.x_type, a.n, a.x_scale_inv), 1.0f);
-  }
 }
 
 // ---- the pass over the data: codes, and bits of max |value|
@@ -151,12 +110,9 @@ void measure(const AccumulateArgs& a, const AccumulateLoop& shared, SumMeasure& 
 void amax(const AmaxArgs& a) { *a.amax = bits_float(amax_of(a.x, a.x_type, a.n, a.x_scale_inv)); }
 
 void quantize(const QuantizeArgs& a) {
-  const float scale = choose_scale(a);
+  const float scale = choose_scale(a, [&] { return amax_of(a.x, a.x_type, a.n, a.x_scale_inv); });
   const float amax = bits_float(a.transposed ? cast_transpose(a, scale) : cast(a, scale));
-  if (a.source == ScaleSource::kDelayed && a.update_history) update_history(a, scale, amax);
-  if (a.source != ScaleSource::kKeep) *a.scale_inv = inverse_scale(scale);
-  if (a.amax) *a.amax = amax;
-  if (a.found_inf && !is_finite(amax)) *a.found_inf = 1.0f;
+  finish_cast(a, scale, amax);
 }
 
 void dequantize(const DequantizeArgs& a) {

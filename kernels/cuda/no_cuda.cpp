@@ -3,6 +3,7 @@
 
 #include "kernels/adam.h"
 #include "kernels/blocks.h"
+#include "kernels/fused.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/quantize.h"
@@ -30,6 +31,8 @@ void grad_amax(const AdamArgs&, float*) { refuse("grad_amax"); }
 void adam(const AdamArgs&) { refuse("adam_update"); }
 void norm(const NormArgs&) { refuse("grad_norm"); }
 void clip(const ClipArgs&) { refuse("clip_grad_norm"); }
+void fused_quantize(const FusedArgs&) { refuse("fused_quantize"); }
+void norm_backward(const NormBackwardArgs&) { refuse("norm_backward"); }
 void sum_shards(const SumShardsArgs&) { refuse("sum_shards"); }
 
 }  // namespace fp8amp::kernels::cuda

@@ -2,6 +2,7 @@
 #include "kernels/quantize.h"
 
 #include "kernels/cuda/accumulate.cuh"
+#include "kernels/cuda/cast_plan.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/quantize.cuh"
 #include "kernels/cuda/quantize_transpose.cuh"
@@ -22,21 +23,6 @@ void launch_amax(const Input& in, DType type, std::uint32_t* amax, const ScaleCh
 
 void zero(void* p, std::size_t bytes, cudaStream_t stream) {
   FP8AMP_CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, stream));
-}
-
-ScaleChoice make_choice(const QuantizeArgs& a, const float* amax) {
-  ScaleChoice c{};
-  c.source = a.source;
-  c.scale = a.scale;
-  c.scale_inv = a.scale_inv;
-  c.history = a.history;
-  c.history_length = a.history_length;
-  c.update_history = a.update_history;
-  c.amax = amax;
-  c.format_max = format_max(a.format);
-  c.rounding = a.scale_rounding;
-  c.margin = a.margin;
-  return c;
 }
 
 void launch_quantize(const QuantizeParams& p, const QuantizeArgs& a, cudaStream_t stream) {
@@ -81,34 +67,14 @@ void amax(const AmaxArgs& a) {
   FP8AMP_CUDA_CHECK(cudaGetLastError());
 }
 
-// The maximum is collected in a.amax. Where the caller does not want it but the scale needs it, it
-// is collected in *a.scale_inv, which then is written last.
 void quantize(const QuantizeArgs& a) {
-  const auto stream = static_cast<cudaStream_t>(a.stream);
-  const bool measured = a.source == ScaleSource::kCurrent || a.source == ScaleSource::kDelayed;
-  float* const slot = a.amax ? a.amax : measured ? a.scale_inv : nullptr;
-  const ScaleChoice choice = make_choice(a, slot);
-  const bool finish =
-      slot == a.scale_inv || (a.source == ScaleSource::kDelayed && a.update_history);
-  QuantizeParams p{};
+  const CastPlan plan(a);
+  QuantizeParams p = plan.params();
   p.in = make_input(a.x, a.x_scale_inv, a.n, aligned_to_16(a.x, a.y));
-  p.y = a.y;
-  p.choice = choice;
-  p.overflow = a.overflow;
-  p.key = a.key;
-  p.scale_inv = finish || a.source == ScaleSource::kKeep ? nullptr : a.scale_inv;
-  p.amax = reinterpret_cast<std::uint32_t*>(slot);
-  p.found_inf = a.found_inf;
-  if (slot) zero(slot, sizeof *slot, stream);
-  if (measured) launch_amax(p.in, a.x_type, p.amax, choice, stream);
-  a.transposed ? launch_transpose(p, a, stream) : launch_quantize(p, a, stream);
-  if (finish)
-    FP8AMP_LAUNCH(
-        finish_quantize_kernel, dim3(1), dim3(1), 0, stream,
-        FinishParams{choice,
-                     a.update_history && a.source == ScaleSource::kDelayed ? a.history : nullptr,
-                     slot, a.scale_inv});
-  FP8AMP_CUDA_CHECK(cudaGetLastError());
+  plan.begin();
+  if (plan.measured) launch_amax(p.in, a.x_type, p.amax, plan.choice, plan.stream);
+  a.transposed ? launch_transpose(p, a, plan.stream) : launch_quantize(p, a, plan.stream);
+  plan.end();
 }
 
 void dequantize(const DequantizeArgs& a) {

@@ -86,19 +86,18 @@ __device__ __forceinline__ void store_transposed(const uint4 (&tile)[kTile][kTil
   }
 }
 
-template <DType X, class F>
-__device__ __forceinline__ std::uint32_t transpose_tile(const TransposeParams& p, std::int64_t row0,
-                                                        std::int64_t col0, float factor,
-                                                        float scale) {
+// load(row, column): the codes of 16 elements from `column` of `row` on.
+template <class F, class Load>
+__device__ __forceinline__ void transpose_tile(const TransposeParams& p, std::int64_t row0,
+                                               std::int64_t col0, const Load& load) {
   FP8AMP_SHARED(uint4, tile, [kTile][kTile / 16]);
-  std::uint32_t max = 0;
 #pragma unroll 1
   for (int turn = 0; turn < 4; ++turn) {  // 8 threads a row, 32 rows a turn
     const int r = static_cast<int>(threadIdx.x) / 8 + 32 * turn,
               group = static_cast<int>(threadIdx.x) % 8;
     const std::int64_t row = row0 + r, column = col0 + 16 * group;
     if (row >= p.rows || column >= p.cols) continue;
-    const CodeWords<F> c = load_codes<X, F>(p, row, column, factor, scale, max);
+    const CodeWords<F> c = load(row, column);
     tile[r][tile_group(r, group)] = make_uint4(c.w[0], c.w[1], c.w[2], c.w[3]);
     store_16(static_cast<std::uint8_t*>(p.cast.y) + row * p.cols + column, c.w, p.cols - column,
              p.aligned_cols);
@@ -106,7 +105,15 @@ __device__ __forceinline__ std::uint32_t transpose_tile(const TransposeParams& p
   __syncthreads();
   store_transposed(tile, {p.transposed, p.rows, p.cols, p.aligned_rows}, row0, col0);
   __syncthreads();  // before the next tile
-  return max;
+}
+
+// Calls transpose_tile for all tiles, spread over the grid.
+template <class F, class Load>
+__device__ __forceinline__ void transpose_tiles(const TransposeParams& p, const Load& load) {
+  const std::int64_t tile_cols = (p.cols + kTile - 1) / kTile,
+                     tiles = (p.rows + kTile - 1) / kTile * tile_cols;
+  for (std::int64_t t = blockIdx.x; t < tiles; t += gridDim.x)
+    transpose_tile<F>(p, t / tile_cols * kTile, t % tile_cols * kTile, load);
 }
 
 // Four blocks a processor: 64 registers, with which nothing is spilled.
@@ -114,12 +121,10 @@ template <DType X, class F>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_transpose_kernel(const __grid_constant__ TransposeParams p) {
   const float scale = choose_scale_of_block(p.cast.choice), factor = p.cast.in.factor();
-  const std::int64_t tile_cols = (p.cols + kTile - 1) / kTile,
-                     tiles = (p.rows + kTile - 1) / kTile * tile_cols;
   std::uint32_t max = 0;
-  for (std::int64_t t = blockIdx.x; t < tiles; t += gridDim.x)
-    max = numerics::max_bits(
-        max, transpose_tile<X, F>(p, t / tile_cols * kTile, t % tile_cols * kTile, factor, scale));
+  transpose_tiles<F>(p, [&](std::int64_t row, std::int64_t column) {
+    return load_codes<X, F>(p, row, column, factor, scale, max);
+  });
   if (p.cast.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
     *p.cast.scale_inv = numerics::inverse_scale(scale);
   if (p.cast.amax || p.cast.found_inf) publish_maximum(max, p.cast);

@@ -263,10 +263,13 @@ class BlockScaling(FineScaling):
         ScaleRounding.parse(self.scale_rounding, "BlockScaling: scale_rounding")
 
 
+_DEFAULT = CurrentScaling()  # made here: torch.compile cannot trace its checks
+
+
 def check_recipe(recipe: object, argument: str) -> Recipe:
     """`recipe` itself, or CurrentScaling() for None; TypeError naming `argument` for anything else."""
     if recipe is None:
-        return CurrentScaling()
+        return _DEFAULT
     if not isinstance(recipe, Recipe) or type(recipe) in (Recipe, FineScaling):
         raise TypeError(
             f"{argument} must be CurrentScaling(...), DelayedScaling(...), ConstantScaling(...), RowwiseScaling(...) "

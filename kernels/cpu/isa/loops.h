@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "kernels/fused.h"
+
 namespace fp8amp::kernels::cpu {
 
 // y[i] = format(value * scale), value = x[i] (* x_scale_inv if has_x_scale_inv); returns the bits
@@ -107,6 +109,27 @@ struct AdamMaxima {
                           // NaN > Inf > finite
 };
 
+// One row of a kernels::FusedArgs in FP32, or a part of one. The halves of a row of SwiGLU (gate,
+// up) lie n apart, in x and in the gradient y.
+struct FusedRow {
+  FusedOp op;
+  GeluForm form;
+  const float *x, *dy;
+  const float *gamma, *beta;  // beta may be null
+  float mean, rstd;
+  float* y;
+  std::int64_t n;
+};
+
+// One row of a kernels::NormBackwardArgs in FP32; adds dy * h to dgamma and dy to dbeta.
+struct NormBackwardRow {
+  const float *dy, *x, *gamma;
+  bool centered;  // LayerNorm
+  float mean, rstd;
+  float *dx, *dgamma, *dbeta;  // dbeta may be null
+  std::int64_t n;
+};
+
 struct Loops {
   std::uint32_t (*amax)(const void* x, DType x_type,
                         std::int64_t n);  // bits of max |x|, of the plain numbers
@@ -119,6 +142,10 @@ struct Loops {
   void (*scale_values)(void* x, DType x_type, float factor, std::int64_t n);  // x *= factor
   void (*gemm)(const GemmLoop& loop);
   AdamMaxima (*adam)(const AdamLoop& loop);
+  float (*row_sum)(const float* x, std::int64_t n);  // in the order of numerics/normalize.h
+  float (*row_deviation)(const float* x, std::int64_t n, float mean);  // sum of (x - mean)^2
+  void (*fused_row)(const FusedRow& row);
+  void (*norm_backward_row)(const NormBackwardRow& row);
 };
 
 #define FP8AMP_DECLARE_LOOPS(isa)                                         \
@@ -132,6 +159,10 @@ struct Loops {
   void scale_values(void* x, DType x_type, float factor, std::int64_t n); \
   void gemm(const GemmLoop& loop);                                        \
   AdamMaxima adam(const AdamLoop& loop);                                  \
+  float row_sum(const float* x, std::int64_t n);                          \
+  float row_deviation(const float* x, std::int64_t n, float mean);        \
+  void fused_row(const FusedRow& row);                                    \
+  void norm_backward_row(const NormBackwardRow& row);                     \
   }
 
 FP8AMP_DECLARE_LOOPS(v2)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import _ops
 from ..policies import E4M3, E5M2, Overflow
-from ..recipe import DelayedScaling, FineScaling, Recipe, check_recipe
+from ..recipe import DelayedScaling, FineScaling, Operand, Recipe, check_recipe
 from ..scaled_tensor import ScaledTensor, dense, plain_operand, scaled
 from .block_linear import block_linear
 from .weight_cache import fp8_weight
@@ -88,7 +88,23 @@ def scaled_linear(
         options.update and not in_backward(),
         transposed=transpose and weight.requires_grad,
     )
-    wq = fp8_weight(weight, options.recipe, transpose and (x.requires_grad or options.in_out))
+    y = linear_of_operand(rows, weight, bias, xq, options, gradient_history, out_dtype)
+    return y.reshape(*x.shape[:-1], y.shape[-1]).to(out_dtype)
+
+
+def linear_of_operand(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    xq: Operand,
+    options: Options,
+    gradient_history: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """The layer on an operand that is FP8 already. `rows` [rows, in] stands for it in autograd: the gradient goes
+    there, in its dtype, and its numbers are not read."""
+    transpose = _ops.gemm_prefers_k_contiguous(rows.device) and torch.is_grad_enabled()
+    wq = fp8_weight(weight, options.recipe, transpose and (rows.requires_grad or options.in_out))
     y: Tensor = _ScaledLinear.apply(  # type: ignore[no-untyped-call]
         rows,
         weight,
@@ -103,7 +119,7 @@ def scaled_linear(
         options,
         out_dtype if out_dtype in _FLOATS else torch.float32,
     )
-    return y.reshape(*x.shape[:-1], y.shape[-1]).to(out_dtype)
+    return y
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:

@@ -1,0 +1,21 @@
+// What the doors of the casts share: checks of QuantizeOptions and of the transposed output, and
+// the kernels' arguments.
+#pragma once
+#include <fp8amp/quantize.h>
+
+#include "kernels/quantize.h"
+
+namespace fp8amp {
+
+// Checks `options` and fills what follows from them and from `out`, whose dtype and scale_inv are
+// checked already; the caller adds the input.
+kernels::QuantizeArgs cast_arguments(const char* op, const char* out_name, const ScaledTensor& out,
+                                     const QuantizeOptions& options);
+
+// Checks the transposed copy of out[rows, cols] and nearest rounding, and adds both to the
+// arguments.
+void add_transposed(const char* op, const char* out_name, const ScaledTensor& out,
+                    const Tensor& transposed, const QuantizeOptions& options,
+                    kernels::QuantizeArgs& args);
+
+}  // namespace fp8amp
