@@ -314,6 +314,7 @@ TEST(Blocks, CapturedAndReplayed) {
     EXPECT_EQ(host.transposed.scales.difference(w.transposed.scales), "equal");
     (void)cudaGraphExecDestroy(executable);
     (void)cudaGraphDestroy(graph);
+    (void)cudaStreamDestroy(stream);
   }
 }
 
