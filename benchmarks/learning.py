@@ -107,16 +107,7 @@ def run(name: str, seed: int, out: Path, threads: int, train_options: list[str])
         return dict(json.loads(summary.read_text()))
     place.mkdir(parents=True, exist_ok=True)
     own = ["--device", "cpu", "--precision", chosen.precision, "--seed", str(seed), "--out", str(place), "--resume"]
-    fixed = [
-        "--steps",
-        "600",
-        "--threads",
-        str(threads),
-        "--sample",
-        "0",
-        "--checkpoint-every",
-        "100",
-    ]
+    fixed = ["--steps", "600", "--threads", str(threads), "--sample", "0", "--checkpoint-every", "100"]
     arguments = options.parse(options.parser(None), [*fixed, *train_options, *own])
     with (
         (place / "log.txt").open("a") as log,

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,21 +60,19 @@ def _check(recipe: str, name: str, value: object, low: int, high: int) -> None:
         raise ValueError(f"{recipe}: {name} must be from {low} to {high}, got {value}")
 
 
-def _current(
-    x: Tensor,
-    x_scale_inv: Tensor | None,
-    format: torch.dtype,
-    rule: ScaleRounding,
-    margin: int,
-    overflow: Overflow,
-    transposed: bool,
-) -> Operand:
+def _check_rounding(recipe: CurrentScaling | DelayedScaling | FineScaling) -> None:
+    name = type(recipe).__name__
+    _check(name, "margin", recipe.margin, -16, 16)
+    ScaleRounding.parse(recipe.scale_rounding, f"{name}: scale_rounding")
+
+
+def _operand(transposed: bool, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, **options: Any) -> Operand:
+    """By the ops' own names: with the transpose, by a history, or neither."""
     if transposed:
-        payload, payload_t, scale_inv, _ = _ops.quantize_transpose(
-            x, x_scale_inv, format, scale_rounding=rule, margin=margin, overflow=overflow
-        )
+        payload, payload_t, scale_inv, _ = _ops.quantize_transpose(x, x_scale_inv, format, **options)
         return Operand(payload, scale_inv, payload_t)
-    payload, scale_inv, _ = _ops.quantize(x, x_scale_inv, format, scale_rounding=rule, margin=margin, overflow=overflow)
+    quantize = _ops.quantize_delayed if "history" in options else _ops.quantize
+    payload, scale_inv, _ = quantize(x, x_scale_inv, format, **options)
     return Operand(payload, scale_inv)
 
 
@@ -91,8 +89,7 @@ class CurrentScaling(Recipe):
     scale_rounding: str = "power_of_two"
 
     def __post_init__(self) -> None:
-        _check("CurrentScaling", "margin", self.margin, -16, 16)
-        ScaleRounding.parse(self.scale_rounding, "CurrentScaling: scale_rounding")
+        _check_rounding(self)
 
     def cast(
         self,
@@ -104,7 +101,8 @@ class CurrentScaling(Recipe):
         update: bool = False,
         transposed: bool = False,
     ) -> Operand:
-        return _current(x, x_scale_inv, format, scale_rule(self.scale_rounding), self.margin, overflow, transposed)
+        rule = scale_rule(self.scale_rounding)
+        return _operand(transposed, x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow)
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,7 @@ class DelayedScaling(Recipe):
 
     def __post_init__(self) -> None:
         _check("DelayedScaling", "history", self.history, 1, 4096)
-        _check("DelayedScaling", "margin", self.margin, -16, 16)
-        ScaleRounding.parse(self.scale_rounding, "DelayedScaling: scale_rounding")
+        _check_rounding(self)
 
     @property
     def window(self) -> int:  # type: ignore[override]
@@ -146,32 +143,11 @@ class DelayedScaling(Recipe):
         update: bool = False,
         transposed: bool = False,
     ) -> Operand:
+        options: dict[str, Any] = {} if history is None else {"history": history, "update": update}
         rule = scale_rule(self.scale_rounding)
-        if history is None:
-            return _current(x, x_scale_inv, format, rule, self.margin, overflow, transposed)
-        if transposed:
-            payload, payload_t, scale_inv, _ = _ops.quantize_transpose(
-                x,
-                x_scale_inv,
-                format,
-                history=history,
-                update=update,
-                scale_rounding=rule,
-                margin=self.margin,
-                overflow=overflow,
-            )
-            return Operand(payload, scale_inv, payload_t)
-        payload, scale_inv, _ = _ops.quantize_delayed(
-            x,
-            x_scale_inv,
-            format,
-            history,
-            update=update,
-            scale_rounding=rule,
-            margin=self.margin,
-            overflow=overflow,
+        return _operand(
+            transposed, x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow, **options
         )
-        return Operand(payload, scale_inv)
 
 
 @dataclass(frozen=True)
@@ -201,16 +177,13 @@ class ConstantScaling(Recipe):
         update: bool = False,
         transposed: bool = False,
     ) -> Operand:
-        gradient = overflow == Overflow.NAN and self.gradient_bias is not None
+        scale = self.scale(x.device, gradient=overflow == Overflow.NAN)
+        return _operand(transposed, x, x_scale_inv, format, scale=scale, overflow=overflow)
+
+    def scale(self, device: torch.device, gradient: bool = False) -> Tensor:
+        """2^bias, or 2^gradient_bias for output gradients: 0-d float32."""
         bias = self.gradient_bias if gradient and self.gradient_bias is not None else self.bias
-        scale = torch.full((), 2.0**bias, dtype=torch.float32, device=x.device)
-        if transposed:
-            payload, payload_t, scale_inv, _ = _ops.quantize_transpose(
-                x, x_scale_inv, format, scale=scale, overflow=overflow
-            )
-            return Operand(payload, scale_inv, payload_t)
-        payload, scale_inv, _ = _ops.quantize(x, x_scale_inv, format, scale=scale, overflow=overflow)
-        return Operand(payload, scale_inv)
+        return torch.full((), 2.0**bias, dtype=torch.float32, device=device)
 
 
 class FineScaling(Recipe):
@@ -238,8 +211,7 @@ class RowwiseScaling(FineScaling):
     scale_rounding: str = "power_of_two"
 
     def __post_init__(self) -> None:
-        _check("RowwiseScaling", "margin", self.margin, -16, 16)
-        ScaleRounding.parse(self.scale_rounding, "RowwiseScaling: scale_rounding")
+        _check_rounding(self)
 
 
 @dataclass(frozen=True)
@@ -259,8 +231,7 @@ class BlockScaling(FineScaling):
     scale_rounding: str = "power_of_two"
 
     def __post_init__(self) -> None:
-        _check("BlockScaling", "margin", self.margin, -16, 16)
-        ScaleRounding.parse(self.scale_rounding, "BlockScaling: scale_rounding")
+        _check_rounding(self)
 
 
 _DEFAULT = CurrentScaling()  # made here: torch.compile cannot trace its checks

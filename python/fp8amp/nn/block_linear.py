@@ -11,7 +11,7 @@ backward needs is quantised in the forward: X^T and W^T are saved, one byte an e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from ..block_ops import Blocks, Granularity, gemm_blocks, quantize_blocks
 from ..policies import E4M3, Overflow, scale_rule
 from ..recipe import FineScaling, RowwiseScaling
 from ..scaled_tensor import ScaledTensor, dense, plain_operand
+from .operands import Options, bias_gradient, gemm_bias, remember, weight_gradient
 from .weight_cache import cached_weight
-
-if TYPE_CHECKING:
-    from .functional import Options
 
 
 def _cast(
@@ -52,8 +50,9 @@ def block_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, options: Options, recipe: FineScaling, dtype: torch.dtype
 ) -> Tensor:
     """x [M, K] (float32, float16, bfloat16) -> [M, N] in `dtype`, one of these. Checked by functional.scaled_linear."""
+    backward = torch.is_grad_enabled() and weight.requires_grad
     with torch.no_grad():
-        xq, xq_t = _cast(x, recipe, columns=weight.requires_grad)
+        xq, xq_t = _cast(x, recipe, columns=backward)
         wq, wq_t = cached_weight(weight, recipe, lambda: _cast(weight, recipe, weight=True, columns=True))
         if options.in_out:
             wq, wq_t = wq_t, wq
@@ -94,13 +93,11 @@ class _BlockLinear(torch.autograd.Function):
         recipe: FineScaling,
         dtype: torch.dtype,
     ) -> Tensor:
-        if bias is not None:
-            bias = bias.detach().float() if bias.dtype is torch.float64 else bias.detach()
         return gemm_blocks(
             Blocks(xq, x_scale_inv, x_granularity),
             Blocks(wq, w_scale_inv, w_granularity),
             dtype=dtype,
-            bias=bias,
+            bias=gemm_bias(bias),
             fast_accumulation=True,
         )
 
@@ -109,10 +106,8 @@ class _BlockLinear(torch.autograd.Function):
         x, weight, bias, _, _, ctx.x_granularity, xq_t, x_scale_inv_t, _, _, ctx.w_granularity, wq_t, w_scale_inv_t = (
             inputs[:13]
         )
-        ctx.options, ctx.recipe = inputs[13:15]
-        ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.set_materialize_grads(False)
+        ctx.recipe = inputs[14]
+        remember(ctx, x, weight, bias, inputs[13])
         need_x, need_w = weight.requires_grad, x.requires_grad
         ctx.save_for_backward(
             xq_t if need_x else None,
@@ -124,15 +119,13 @@ class _BlockLinear(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
-        from .functional import _weight_gradient
-
         none = (None,) * 16
         if dy is None:
             return none
         xq_t, x_scale_inv_t, wq_t, w_scale_inv_t = ctx.saved_tensors
         options: Options = ctx.options
         need_dx, need_dw = ctx.needs_input_grad[:2]
-        dx = dw = db = None
+        dx = dw = None
         if need_dx or need_dw:
             q, q_t = _cast(dy, ctx.recipe, rows=need_dx, columns=need_dw, gradient=True)
             if need_dx:
@@ -140,7 +133,5 @@ class _BlockLinear(torch.autograd.Function):
             if need_dw:
                 x_t = Blocks(xq_t, x_scale_inv_t, ctx.x_granularity)
                 product = gemm_blocks(*((x_t, q_t) if options.in_out else (q_t, x_t)))
-                dw = _weight_gradient(product, options.gradient_format, ctx.weight_dtype)
-        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-        return (dx, dw, db, *none[3:])
+                dw = weight_gradient(ctx, product)
+        return (dx, dw, bias_gradient(ctx, dy), *none[3:])

@@ -11,8 +11,7 @@ Face) gives Y = X W.
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,20 +19,21 @@ from torch import Tensor
 from .. import _ops
 from ..policies import E4M3, E5M2, Overflow
 from ..recipe import DelayedScaling, FineScaling, Operand, Recipe, check_recipe
-from ..scaled_tensor import ScaledTensor, dense, plain_operand, scaled
+from ..scaled_tensor import dense, plain_operand
 from .block_linear import block_linear
+from .operands import (
+    FLOATS,
+    Options,
+    as_rows,
+    bias_gradient,
+    checked,
+    gemm_bias,
+    gemm_dtype,
+    output_dtype,
+    remember,
+    weight_gradient,
+)
 from .weight_cache import fp8_weight
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Options(NamedTuple):
-    """What a layer fixes for its calls. `update`: this call may move the amax histories."""
-
-    recipe: Recipe
-    in_out: bool = False
-    gradient_format: torch.dtype | None = E4M3
-    update: bool = False
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, recipe: Recipe | None = None) -> Tensor:
@@ -69,15 +69,13 @@ def scaled_linear(
     gradient_history: Tensor | None = None,
 ) -> Tensor:
     """`linear` with everything that a module can set."""
-    x = _checked(x, weight, bias, options.in_out)
-    out_dtype = _output_dtype(x)
-    if x.dtype not in _FLOATS:
+    x = checked(x, weight, bias, options.in_out)
+    out_dtype = output_dtype(x)
+    if x.dtype not in FLOATS:
         x = x.float()
-    rows = _rows(x)
+    rows = as_rows(x)
     if isinstance(options.recipe, FineScaling):
-        fine: Tensor = block_linear(
-            rows, weight, bias, options, options.recipe, out_dtype if out_dtype in _FLOATS else torch.float32
-        )
+        fine: Tensor = block_linear(rows, weight, bias, options, options.recipe, gemm_dtype(out_dtype))
         return fine.reshape(*x.shape[:-1], fine.shape[-1]).to(out_dtype)
     transpose = _ops.gemm_prefers_k_contiguous(x.device) and torch.is_grad_enabled()
     xq = options.recipe.cast(
@@ -117,7 +115,7 @@ def linear_of_operand(
         wq.transposed,
         gradient_history,
         options,
-        out_dtype if out_dtype in _FLOATS else torch.float32,
+        gemm_dtype(out_dtype),
     )
     return y
 
@@ -125,9 +123,9 @@ def linear_of_operand(
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
     """The same layer with full-precision GEMMs on the dequantised weight: the switch of an ablation, not a fast
     path."""
-    x = _checked(x, weight, bias, options.in_out)
+    x = checked(x, weight, bias, options.in_out)
     y: Tensor = _DenseLinear.apply(  # type: ignore[no-untyped-call]
-        _rows(x), weight, bias, options, _output_dtype(x)
+        as_rows(x), weight, bias, options, output_dtype(x)
     )
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
@@ -135,56 +133,6 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None, options: Option
 def in_backward() -> bool:
     """Whether a backward pass is running: a forward inside it is a recomputation."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def _rows(x: Tensor) -> Tensor:
-    """[..., in] -> [rows, in], for `in` of 0 too."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-
-
-def _output_dtype(x: Tensor) -> torch.dtype:
-    kind = x.device.type
-    casts = x.dtype is not torch.float64 and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if casts else x.dtype
-
-
-def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, in_out: bool) -> Tensor:
-    _check_operand("x", x)
-    _check_operand("weight", weight)
-    if bias is not None:
-        _check_operand("bias", bias)
-    if weight.dim() != 2:
-        raise ValueError(f"linear: weight must be 2-D, got shape {tuple(weight.shape)}")
-    features_in, features_out = weight.shape if in_out else (weight.shape[1], weight.shape[0])
-    if x.dim() == 0 or x.shape[-1] != features_in:
-        raise ValueError(f"linear: the last side of x must be {features_in}, got shape {tuple(x.shape)}")
-    if bias is not None and bias.shape != (features_out,):
-        raise ValueError(f"linear: bias must have shape ({features_out},), got {tuple(bias.shape)}")
-    if x.device != weight.device:
-        raise ValueError(f"linear: x is on {x.device} and weight on {weight.device}")
-    if bias is not None and bias.device != weight.device:
-        raise ValueError(f"linear: bias is on {bias.device} and weight on {weight.device}")
-    return x.dequantize() if isinstance(x, ScaledTensor) else x
-
-
-def _check_operand(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"linear: {name} must be a tensor, got {type(value).__name__}")
-    if value.layout is not torch.strided:
-        raise TypeError(f"linear: {name} must be dense, got layout {value.layout}")
-    if value.dtype not in _FLOATS and value.dtype is not torch.float64:
-        raise TypeError(f"linear: {name} must be float32, float16, bfloat16 or float64, got {value.dtype}")
-
-
-def _weight_gradient(dw: Tensor, format: torch.dtype | None, dtype: torch.dtype) -> Tensor:
-    """dW (FP32) as it is left in .grad."""
-    return dw.to(dtype) if format is None else scaled(dw, format, role="gradient", dtype=dtype)
-
-
-def _remember(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> None:
-    ctx.options, ctx.x_dtype, ctx.weight_dtype = options, x.dtype, weight.dtype
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.set_materialize_grads(False)
 
 
 class _ScaledLinear(torch.autograd.Function):
@@ -206,8 +154,6 @@ class _ScaledLinear(torch.autograd.Function):
         options: Options,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        if bias is not None:
-            bias = bias.detach() if bias.dtype in _FLOATS else bias.detach().float()
         w, transpose_w = (wq_t, True) if options.in_out and wq_t is not None else (wq, not options.in_out)
         return _ops.gemm(
             xq,
@@ -216,14 +162,14 @@ class _ScaledLinear(torch.autograd.Function):
             w_scale_inv,
             transpose_b=transpose_w,
             dtype=out_dtype,
-            bias=bias,
+            bias=gemm_bias(bias),
             fast_accumulation=True,
         )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, weight, bias, xq, x_scale_inv, xq_t, wq, w_scale_inv, wq_t, gradient_history, options, _ = inputs
-        _remember(ctx, x, weight, bias, options)
+        remember(ctx, x, weight, bias, options)
         # a frozen weight needs no X, a leaf input no W
         need_x, need_w = weight.requires_grad, x.requires_grad
         ctx.x_is_transposed = xq_t is not None
@@ -245,7 +191,7 @@ class _ScaledLinear(torch.autograd.Function):
         xq, x_scale_inv, wq, w_scale_inv = ctx.saved_tensors
         options: Options = ctx.options
         need_dx, need_dw = ctx.needs_input_grad[:2]
-        dx = dw = db = None
+        dx = dw = None
         if need_dx or need_dw:
             q, s, q_t = options.recipe.cast(
                 *plain_operand(dy),
@@ -263,10 +209,8 @@ class _ScaledLinear(torch.autograd.Function):
                 left, right = ((xq, x_scale_inv), y_side) if options.in_out else (y_side, (xq, x_scale_inv))
                 k_contiguous = q_t is not None
                 product = _ops.gemm(*left, *right, transpose_a=not k_contiguous, transpose_b=k_contiguous)
-                dw = _weight_gradient(product, options.gradient_format, ctx.weight_dtype)
-        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-        return (dx, dw, db, *none[3:])
+                dw = weight_gradient(ctx, product)
+        return (dx, dw, bias_gradient(ctx, dy), *none[3:])
 
 
 class _DenseLinear(torch.autograd.Function):
@@ -287,7 +231,7 @@ class _DenseLinear(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, weight, bias, options, out_dtype = inputs
-        _remember(ctx, x, weight, bias, options)
+        remember(ctx, x, weight, bias, options)
         ctx.save_for_backward(x.to(out_dtype), weight)
 
     @staticmethod
@@ -296,13 +240,11 @@ class _DenseLinear(torch.autograd.Function):
         if dy is None:
             return (None,) * 5
         x, weight = ctx.saved_tensors
-        dx = dw = db = None
+        dx = dw = None
         if ctx.needs_input_grad[0]:
             w = dense(weight).detach().to(dy.dtype)
             dx = (dy @ (w.t() if ctx.options.in_out else w)).to(ctx.x_dtype)
         if ctx.needs_input_grad[1]:
             product = x.t() @ dy if ctx.options.in_out else dy.t() @ x
-            dw = _weight_gradient(product.float(), ctx.options.gradient_format, ctx.weight_dtype)
-        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-        return dx, dw, db, None, None
+            dw = weight_gradient(ctx, product.float())
+        return dx, dw, bias_gradient(ctx, dy), None, None

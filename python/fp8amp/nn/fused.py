@@ -18,7 +18,8 @@ from .._fused_ops import CastRule
 from ..policies import E4M3, E5M2, scale_rule
 from ..recipe import ConstantScaling, CurrentScaling, Operand, Recipe, check_recipe
 from ..scaled_tensor import ScaledTensor, dense, plain_operand
-from .functional import _FLOATS, Options, _check_operand, _checked, _output_dtype, _rows, linear_of_operand
+from .functional import linear_of_operand
+from .operands import FLOATS, Options, as_rows, check_operand, checked, output_dtype
 
 _APPROXIMATIONS = ("none", "tanh")
 
@@ -85,7 +86,7 @@ def gelu_linear(
     if approximate not in _APPROXIMATIONS:
         raise ValueError(f"gelu_linear: approximate must be 'none' or 'tanh', got {approximate!r}")
     recipe = _check("gelu_linear", recipe)
-    x = _checked(x, weight, bias, False)
+    x = checked(x, weight, bias, False)
     return _activation_linear(x, weight, bias, recipe, approximate, fp8_gradient)
 
 
@@ -100,11 +101,11 @@ def swiglu_linear(
     """FP8 (silu(gate) * up) @ weight.T + bias, x [..., 2 * in] = gate and up side by side; arguments as in
     `gelu_linear`."""
     recipe = _check("swiglu_linear", recipe)
-    _check_operand("x", x)
+    check_operand("x", x)
     if x.dim() == 0 or x.shape[-1] % 2:
         raise ValueError(f"swiglu_linear: the last side of x must be even, got shape {tuple(x.shape)}")
     x = x.dequantize() if isinstance(x, ScaledTensor) else x
-    _checked(x[..., : x.shape[-1] // 2], weight, bias, False)
+    checked(x[..., : x.shape[-1] // 2], weight, bias, False)
     return _activation_linear(x, weight, bias, recipe, None, fp8_gradient)
 
 
@@ -116,13 +117,13 @@ def _check(op: str, recipe: Recipe | None) -> Recipe:
 
 
 def _check_norm(op: str, x: Any, norm_weight: Any, norm_bias: Any, eps: float) -> None:
-    _check_operand("x", x)
+    check_operand("x", x)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"{op}: x must have columns, got shape {tuple(x.shape)}")
     for name, value in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
         if value is None and name == "norm_bias":
             continue
-        _check_operand(name, value)
+        check_operand(name, value)
         if value.shape != (x.shape[-1],):
             raise ValueError(f"{op}: {name} must have shape ({x.shape[-1]},), got {tuple(value.shape)}")
         if value.device != x.device:
@@ -133,16 +134,15 @@ def _check_norm(op: str, x: Any, norm_weight: Any, norm_bias: Any, eps: float) -
 
 def _rule(recipe: Recipe, device: torch.device, gradient: bool = False) -> CastRule:
     if isinstance(recipe, ConstantScaling):
-        bias = recipe.gradient_bias if gradient and recipe.gradient_bias is not None else recipe.bias
-        return CastRule(torch.full((), 2.0**bias, dtype=torch.float32, device=device))
+        return CastRule(recipe.scale(device, gradient))
     assert isinstance(recipe, CurrentScaling)
     return CastRule(None, scale_rule(recipe.scale_rounding), recipe.margin)
 
 
 def _input(x: Tensor) -> tuple[Tensor, torch.dtype]:
     """x as [rows, in] of a dtype that the ops take, and the dtype of the layer's output."""
-    out_dtype = _output_dtype(x)
-    return _rows(x if x.dtype in _FLOATS else x.float()), out_dtype
+    out_dtype = output_dtype(x)
+    return as_rows(x if x.dtype in FLOATS else x.float()), out_dtype
 
 
 def _transposes(x: Tensor, weight: Tensor) -> bool:
@@ -170,7 +170,7 @@ def _norm_linear(
     centered: bool,
 ) -> Tensor:
     recipe = _check(op, recipe)
-    x = _checked(x, weight, bias, False)
+    x = checked(x, weight, bias, False)
     rows, out_dtype = _input(x)
     rule = _rule(recipe, x.device)
     result = _NormCast.apply(  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from ..recipe import CurrentScaling, Recipe
 from ..scaled_tensor import ScaledTensor, dense, scaled, scaled_weight
 from ..swapping import give_hooks, swap, take_hooks
 from . import functional
+from .operands import Options
 
 _HISTORIES = ("x_history", "gradient_history")
 
@@ -85,7 +86,7 @@ class ScaledWeight(nn.Module):
         weight = self.weight
         if self.gradient_format is not None and not torch.compiler.is_compiling():
             watch_gradient(weight)
-        options = functional.Options(self.recipe, self.in_out, self.gradient_format, self.training)
+        options = Options(self.recipe, self.in_out, self.gradient_format, self.training)
         if self.gemm == "none":
             return functional.dense_linear(x, weight, self.bias, options)
         return functional.scaled_linear(x, weight, self.bias, options, self.x_history, self.gradient_history)

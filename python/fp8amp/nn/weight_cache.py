@@ -20,18 +20,36 @@ from ..scaled_tensor import ScaledTensor, plain_operand, version
 _T = TypeVar("_T")
 
 
+def _always(_: Any) -> bool:
+    return True
+
+
 class _Copy(NamedTuple):
     source: Tensor
     version: int
     recipe: Recipe
-    operand: Operand
-
-
-class _Made(NamedTuple):
-    source: Tensor
-    version: int
-    recipe: Recipe
     made: Any
+
+
+def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T], enough: Callable[[_T], bool] = _always) -> _T:
+    """make(), kept for as long as neither the weight nor the recipe changes, and it is `enough`."""
+    if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
+        return make()
+    now, kept = version(weight), weight._fp8_copy
+    if (
+        kept is not None
+        and kept.source is weight._payload
+        and kept.version == now
+        and now >= 0
+        and kept.recipe == recipe
+        and enough(kept.made)
+    ):
+        found: _T = kept.made
+        return found
+    with torch.inference_mode(False):  # the next training step saves the copy for backward
+        made = make()
+    weight._fp8_copy = _Copy(weight._payload, now, recipe, made) if now >= 0 else None
+    return made
 
 
 def fp8_weight(weight: Tensor, recipe: Recipe, transposed: bool = False) -> Operand:
@@ -40,43 +58,12 @@ def fp8_weight(weight: Tensor, recipe: Recipe, transposed: bool = False) -> Oper
     if isinstance(weight, ScaledTensor) and weight.format is E4M3:
         payload = plain_operand(weight)[0]
         return Operand(payload, weight.scale_inv, payload.t().contiguous() if transposed else None)
-    if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
-        return recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE, transposed=transposed)
-    now, kept = version(weight), weight._fp8_copy
-    if (
-        kept is not None
-        and kept.source is weight._payload
-        and kept.version == now
-        and now >= 0
-        and kept.recipe == recipe
-        and (kept.operand.transposed is not None or not transposed)
-    ):
-        operand: Operand = kept.operand
-        return operand
-    with torch.inference_mode(False):  # the next training step saves the copy for backward
-        operand = recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE, transposed=transposed)
-    weight._fp8_copy = _Copy(weight._payload, now, recipe, operand) if now >= 0 else None
-    return operand
-
-
-def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T]) -> _T:
-    """make(), kept for as long as neither the weight nor the recipe changes, under the rules of fp8_weight."""
-    if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
-        return make()
-    now, kept = version(weight), weight._fp8_copy
-    if (
-        isinstance(kept, _Made)
-        and kept.source is weight._payload
-        and kept.version == now
-        and now >= 0
-        and kept.recipe == recipe
-    ):
-        made: _T = kept.made
-        return made
-    with torch.inference_mode(False):  # the next training step saves it for backward
-        made = make()
-    weight._fp8_copy = _Made(weight._payload, now, recipe, made) if now >= 0 else None
-    return made
+    return cached_weight(
+        weight,
+        recipe,
+        lambda: recipe.cast(*plain_operand(weight), E4M3, Overflow.SATURATE, transposed=transposed),
+        lambda operand: operand.transposed is not None or not transposed,
+    )
 
 
 def drop_fp8_weight(weight: Tensor) -> None:
@@ -88,6 +75,10 @@ def drop_fp8_weight(weight: Tensor) -> None:
 def fp8_weight_bytes(weight: Tensor) -> int:
     """Bytes that the copy takes now."""
     kept = weight._fp8_copy if isinstance(weight, ScaledTensor) else None
-    if isinstance(kept, _Made):
-        return sum(part.nbytes for blocks in kept.made for part in blocks if isinstance(part, Tensor))
-    return 0 if kept is None else sum(part.nbytes for part in kept.operand if part is not None)
+    return 0 if kept is None else _bytes(kept.made)
+
+
+def _bytes(made: Any) -> int:
+    if isinstance(made, tuple):
+        return sum(map(_bytes, made))
+    return made.nbytes if isinstance(made, Tensor) else 0
