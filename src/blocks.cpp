@@ -41,8 +41,7 @@ void check_arguments(const ScaledTensor& x, const ScaledTensor& out, const Scale
   if (out.defined()) check_output("out", x, out, x.shape());
   if (transposed.defined()) check_output("transposed", x, transposed, {x.shape()[1], x.shape()[0]});
   if (out.defined() && transposed.defined()) check_pair(out, transposed);
-  if (o.margin < -64 || o.margin > 64)
-    check::fail(op, "margin", "be between -64 and 64", std::to_string(o.margin));
+  check::margin(op, o.margin);
   if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, x.device());
 }
 

@@ -9,8 +9,7 @@ namespace {
 kernels::ScaleSource check_scale_source(const char* op, const char* out_name,
                                         const ScaledTensor& out, const QuantizeOptions& o) {
   const Device device = out.device();
-  if (o.margin < -64 || o.margin > 64)
-    check::fail(op, "margin", "be between -64 and 64", std::to_string(o.margin));
+  check::margin(op, o.margin);
   if (int(o.scale.defined()) + int(o.history.defined()) + int(o.keep_scale) > 1)
     check::fail(op, "options", "name at most one of scale, history and keep_scale",
                 "more than one");

@@ -91,6 +91,10 @@ void blocks(const char* op, const char* argument, const ScaledTensor& t) {
   device(op, scales.c_str(), t.scale_inv(), t.device());
 }
 
+void margin(const char* op, int value) {
+  if (value < -64 || value > 64) fail(op, "margin", "be between -64 and 64", std::to_string(value));
+}
+
 void finite(const char* op, const char* argument, double value) {
   if (!std::isfinite(value)) fail(op, argument, "be finite", std::to_string(value));
 }

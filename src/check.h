@@ -30,6 +30,7 @@ void scaled(const char* op, const char* argument, const ScaledTensor& t,
             std::initializer_list<DType> allowed);
 // A float8 matrix with a scale for each row or block.
 void blocks(const char* op, const char* argument, const ScaledTensor& t);
+void margin(const char* op, int value);  // exponent of the head-room of a scale
 void finite(const char* op, const char* argument, double value);
 // An empty tensor overlaps nothing.
 void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name,

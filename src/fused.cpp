@@ -79,11 +79,12 @@ void dispatch(const kernels::FusedArgs& args, Device device) {
   }
 }
 
-// mean: undefined for RMSNorm
-void norm_quantize(const char* op, const Tensor& x, const Tensor& gamma, const Tensor& beta,
-                   float eps, const ScaledTensor& out, const Tensor& mean, const Tensor& rstd,
-                   const Tensor& transposed, const QuantizeOptions& options) {
+// centered: LayerNorm. mean is undefined for RMSNorm.
+void norm_quantize(const char* op, bool centered, const Tensor& x, const Tensor& gamma,
+                   const Tensor& beta, float eps, const ScaledTensor& out, const Tensor& mean,
+                   const Tensor& rstd, const Tensor& transposed, const QuantizeOptions& options) {
   check_norm_input(op, x, gamma, eps);
+  if (centered) check_vector(op, "mean", mean, x.size(0), x);
   if (beta.defined()) check_vector(op, "beta", beta, x.size(1), x);
   kernels::FusedArgs a =
       make_args(op, FusedOp::kNorm, x, "out", out, x.shape(), transposed, options);
@@ -101,11 +102,12 @@ void norm_quantize(const char* op, const Tensor& x, const Tensor& gamma, const T
   dispatch(a, x.device());
 }
 
-// mean and dbeta: undefined for RMSNorm
-void norm_backward(const char* op, const Tensor& dy, const Tensor& x, const Tensor& mean,
-                   const Tensor& rstd, const Tensor& gamma, const Tensor& dx, const Tensor& dgamma,
-                   const Tensor& dbeta, void* stream) {
+// centered: LayerNorm. mean and dbeta are undefined for RMSNorm.
+void norm_backward(const char* op, bool centered, const Tensor& dy, const Tensor& x,
+                   const Tensor& mean, const Tensor& rstd, const Tensor& gamma, const Tensor& dx,
+                   const Tensor& dgamma, const Tensor& dbeta, void* stream) {
   check_norm_input(op, x, gamma, 0.0f);
+  if (centered) check_vector(op, "mean", mean, x.size(0), x);
   for (const auto& [name, t] : {std::pair{"dy", &dy}, {"dx", &dx}}) {
     check_input(op, name, *t, x);
     check::shape(op, name, *t, x.shape());
@@ -164,16 +166,14 @@ QuantizeOptions of_gradient(QuantizeOptions options) {
 void layer_norm_quantize(const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
                          const ScaledTensor& out, const Tensor& mean, const Tensor& rstd,
                          const Tensor& transposed, const QuantizeOptions& options) {
-  const char* op = "layer_norm_quantize";
-  check_norm_input(op, x, gamma, eps);
-  check_vector(op, "mean", mean, x.size(0), x);
-  norm_quantize(op, x, gamma, beta, eps, out, mean, rstd, transposed, options);
+  norm_quantize("layer_norm_quantize", true, x, gamma, beta, eps, out, mean, rstd, transposed,
+                options);
 }
 
 void rms_norm_quantize(const Tensor& x, const Tensor& gamma, float eps, const ScaledTensor& out,
                        const Tensor& rstd, const Tensor& transposed,
                        const QuantizeOptions& options) {
-  norm_quantize("rms_norm_quantize", x, gamma, {}, eps, out, {}, rstd, transposed, options);
+  norm_quantize("rms_norm_quantize", false, x, gamma, {}, eps, out, {}, rstd, transposed, options);
 }
 
 void gelu_quantize(const Tensor& x, GeluForm form, const ScaledTensor& out,
@@ -226,15 +226,12 @@ void swiglu_backward_quantize(const Tensor& dy, const Tensor& x, const ScaledTen
 void layer_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& rstd,
                          const Tensor& gamma, const Tensor& dx, const Tensor& dgamma,
                          const Tensor& dbeta, void* stream) {
-  const char* op = "layer_norm_backward";
-  check_norm_input(op, x, gamma, 0.0f);
-  check_vector(op, "mean", mean, x.size(0), x);
-  norm_backward(op, dy, x, mean, rstd, gamma, dx, dgamma, dbeta, stream);
+  norm_backward("layer_norm_backward", true, dy, x, mean, rstd, gamma, dx, dgamma, dbeta, stream);
 }
 
 void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& gamma,
                        const Tensor& dx, const Tensor& dgamma, void* stream) {
-  norm_backward("rms_norm_backward", dy, x, {}, rstd, gamma, dx, dgamma, {}, stream);
+  norm_backward("rms_norm_backward", false, dy, x, {}, rstd, gamma, dx, dgamma, {}, stream);
 }
 
 }  // namespace fp8amp

@@ -45,6 +45,13 @@ Grid choose_grid(std::int64_t m, std::int64_t n, std::int64_t threads) {
   return best;
 }
 
+// An empty sum has no blocks along k, and no scales of them.
+GemmScales make_scales(const float* scale_inv, ScaleGranularity granularity, std::int64_t rows,
+                       std::int64_t k) {
+  if (k == 0 && numerics::scales_along_k(granularity)) return {};
+  return {scale_inv, numerics::scale_layout(granularity, rows, k)};
+}
+
 GemmLoop whole(const GemmArgs& args) {
   GemmLoop loop{};
   loop.a = args.a;
@@ -55,8 +62,8 @@ GemmLoop whole(const GemmArgs& args) {
   loop.a_k = args.a_k;
   loop.b_row = args.b_row;
   loop.b_k = args.b_k;
-  loop.a_scales = {args.a_scale_inv, numerics::scale_layout(args.a_granularity, args.m, args.k)};
-  loop.b_scales = {args.b_scale_inv, numerics::scale_layout(args.b_granularity, args.n, args.k)};
+  loop.a_scales = make_scales(args.a_scale_inv, args.a_granularity, args.m, args.k);
+  loop.b_scales = make_scales(args.b_scale_inv, args.b_granularity, args.n, args.k);
   loop.scales_along_k =
       numerics::scales_along_k(args.a_granularity) || numerics::scales_along_k(args.b_granularity);
   loop.d = args.d;

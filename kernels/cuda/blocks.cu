@@ -6,23 +6,13 @@
 namespace fp8amp::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kMostBlocks = 1 << 20;
 constexpr std::int64_t kWarpRow = 32 * kVector * kHeld;  // a row that one warp holds
-
-dim3 blocks(std::int64_t n) {
-  return dim3(static_cast<unsigned>(std::clamp<std::int64_t>(n, 1, kMostBlocks)));
-}
 
 // body(X, F): types of x and of the codes
 template <class Body>
 void with_types(const QuantizeBlocksArgs& a, const Body& body) {
-  with_float8(a.format, [&](auto format) {
-    switch (a.x_type) {
-      case DType::kFloat16: return body(std::integral_constant<DType, DType::kFloat16>{}, format);
-      case DType::kBFloat16: return body(std::integral_constant<DType, DType::kBFloat16>{}, format);
-      default: return body(std::integral_constant<DType, DType::kFloat32>{}, format);
-    }
-  });
+  with_float8(a.format,
+              [&](auto format) { with_plain_type(a.x_type, [&](auto x) { body(x, format); }); });
 }
 
 BlocksParams make_params(const QuantizeBlocksArgs& a) {
@@ -47,8 +37,8 @@ BlocksParams make_params(const QuantizeBlocksArgs& a) {
 
 template <ScaleGranularity G>
 void launch_tiles(const QuantizeBlocksArgs& a, const BlocksParams& p, cudaStream_t stream) {
-  const dim3 grid = blocks(std::max<std::int64_t>(1, numerics::scale_blocks(a.rows)) *
-                           numerics::scale_blocks(a.cols));
+  const dim3 grid = grid_of(std::max<std::int64_t>(1, numerics::scale_blocks(a.rows)) *
+                            numerics::scale_blocks(a.cols));
   with_types(a, [&](auto x, auto format) {
     FP8AMP_LAUNCH((quantize_tiles_kernel<x(), decltype(format), G>), grid, dim3(kThreads), 0,
                   stream, p);
@@ -59,10 +49,10 @@ void launch_rows(const QuantizeBlocksArgs& a, const BlocksParams& p, cudaStream_
   with_types(a, [&](auto x, auto format) {
     using F = decltype(format);
     if (a.cols <= kWarpRow)
-      FP8AMP_LAUNCH((quantize_rows_kernel<x(), F, 32>), blocks((a.rows + 7) / 8), dim3(kThreads), 0,
-                    stream, p);
+      FP8AMP_LAUNCH((quantize_rows_kernel<x(), F, 32>), grid_of(ceil_div(a.rows, 8)),
+                    dim3(kThreads), 0, stream, p);
     else
-      FP8AMP_LAUNCH((quantize_rows_kernel<x(), F, kThreads>), blocks(a.rows), dim3(kThreads), 0,
+      FP8AMP_LAUNCH((quantize_rows_kernel<x(), F, kThreads>), grid_of(a.rows), dim3(kThreads), 0,
                     stream, p);
   });
 }
@@ -77,7 +67,7 @@ void launch_columns(const QuantizeBlocksArgs& a, BlocksParams p, cudaStream_t st
   FP8AMP_CUDA_CHECK(cudaMemsetAsync(p.column_amax, 0, bytes, stream));
   with_types(a, [&](auto x, auto) {
     FP8AMP_LAUNCH((column_amax_kernel<x()>),
-                  blocks(numerics::scale_blocks(a.rows) * numerics::scale_blocks(a.cols)),
+                  grid_of(numerics::scale_blocks(a.rows) * numerics::scale_blocks(a.cols)),
                   dim3(kThreads), 0, stream, p);
   });
   launch_tiles<ScaleGranularity::kRow>(a, p, stream);
@@ -106,22 +96,13 @@ void dequantize_blocks(const DequantizeBlocksArgs& a) {
   const DequantizeBlocksParams p{
       a.x,    a.scale_inv, numerics::scale_layout(a.granularity, a.rows, a.cols), a.rows,
       a.cols, a.y,         a.cols % kVector == 0 && aligned_to_16(a.x, a.y)};
-  const dim3 grid = grid_for(a.rows * ((a.cols + kVector - 1) / kVector) * kVector);
+  const dim3 grid = grid_for(a.rows * ceil_div(a.cols, kVector) * kVector);
   const auto stream = static_cast<cudaStream_t>(a.stream);
-  const auto launch = [&](auto x) {
-    const auto to = [&](auto y) {
+  with_float8_type(a.x_type, [&](auto x) {
+    with_plain_type(a.y_type, [&](auto y) {
       FP8AMP_LAUNCH((dequantize_blocks_kernel<x(), y()>), grid, dim3(kThreads), 0, stream, p);
-    };
-    switch (a.y_type) {
-      case DType::kFloat16: return to(std::integral_constant<DType, DType::kFloat16>{});
-      case DType::kBFloat16: return to(std::integral_constant<DType, DType::kBFloat16>{});
-      default: return to(std::integral_constant<DType, DType::kFloat32>{});
-    }
-  };
-  if (a.x_type == DType::kE4M3)
-    launch(std::integral_constant<DType, DType::kE4M3>{});
-  else
-    launch(std::integral_constant<DType, DType::kE5M2>{});
+    });
+  });
   FP8AMP_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -7,17 +7,6 @@
 namespace fp8amp::kernels::cuda {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// body(std::integral_constant<DType, type>) of plain numbers
-template <class Body>
-void with_plain_type(DType type, const Body& body) {
-  switch (type) {
-    case DType::kFloat16: return body(std::integral_constant<DType, DType::kFloat16>{});
-    case DType::kBFloat16: return body(std::integral_constant<DType, DType::kBFloat16>{});
-    default: return body(std::integral_constant<DType, DType::kFloat32>{});
-  }
-}
 template <class Body>
 void with_op(FusedOp op, const Body& body) {
   switch (op) {
@@ -66,8 +55,7 @@ void fused_quantize(const FusedArgs& a) {
   const CastPlan plan(a.cast);
   FusedParams p = make_params(a, plan);
   const dim3 rows = grid_of_rows(p.out.rows);
-  const std::int64_t num_tiles = ceil_div(p.out.rows, kTile) * ceil_div(p.out.cols, kTile);
-  const dim3 tiles(static_cast<unsigned>(std::clamp<std::int64_t>(num_tiles, 1, 1 << 20)));
+  const dim3 tiles = grid_of(ceil_div(p.out.rows, kTile) * ceil_div(p.out.cols, kTile));
   plan.begin();
   with_plain_type(a.x_type, [&](auto x) {
     with_op(a.op, [&](auto op) {

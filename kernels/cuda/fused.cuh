@@ -238,9 +238,7 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0 && max != 0) atomicMax(cast.amax, max);
     return;
   }
-  if (cast.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
-    *cast.scale_inv = numerics::inverse_scale(scale);
-  if (cast.amax || cast.found_inf) publish_maximum(max, cast);
+  publish_cast(scale, max, cast);
 }
 
 // ---- with the transposed copy; mean and rstd are there already
@@ -259,9 +257,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     max = numerics::max_bits(max, largest_magnitude(a));
     return encode_bytes(a, p, scale);
   });
-  if (cast.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
-    *cast.scale_inv = numerics::inverse_scale(scale);
-  if (cast.amax || cast.found_inf) publish_maximum(max, cast);
+  publish_cast(scale, max, cast);
 }
 
 }  // namespace fp8amp::kernels::cuda

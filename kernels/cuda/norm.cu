@@ -6,8 +6,6 @@
 namespace fp8amp::kernels::cuda {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // Calls launch(batch) for the tensors, kMaxNormTensors at a time; `size` tells the chunks or blocks
 // of one.
 template <class Size, class Launch>

@@ -45,8 +45,7 @@ void launch_transpose(const QuantizeParams& cast, const QuantizeArgs& a, cudaStr
                           a.cols,
                           aligned_to_16(a.transposed) && a.rows % kVector == 0,
                           aligned_to_16(a.x, a.y) && a.cols % kVector == 0};
-  const std::int64_t tiles = (a.rows + kTile - 1) / kTile * ((a.cols + kTile - 1) / kTile);
-  const dim3 grid(static_cast<unsigned>(std::clamp<std::int64_t>(tiles, 1, 1 << 20)));
+  const dim3 grid = grid_of(ceil_div(a.rows, kTile) * ceil_div(a.cols, kTile));
   with_type(a.x_type, [&](auto x) {
     with_float8(a.format, [&](auto format) {
       FP8AMP_LAUNCH((quantize_transpose_kernel<x(), decltype(format)>), grid, dim3(kThreads), 0,
@@ -80,15 +79,10 @@ void quantize(const QuantizeArgs& a) {
 void dequantize(const DequantizeArgs& a) {
   const Input in = make_input(a.x, a.scale_inv, a.n, aligned_to_16(a.x, a.y));
   with_type(a.x_type, [&](auto x) {
-    const auto launch = [&](auto y) {
+    with_plain_type(a.y_type, [&](auto y) {
       FP8AMP_LAUNCH((dequantize_kernel<x(), y()>), grid_for(a.n), dim3(kThreads), 0,
                     static_cast<cudaStream_t>(a.stream), in, a.y);
-    };
-    switch (a.y_type) {
-      case DType::kFloat16: return launch(std::integral_constant<DType, DType::kFloat16>{});
-      case DType::kBFloat16: return launch(std::integral_constant<DType, DType::kBFloat16>{});
-      default: return launch(std::integral_constant<DType, DType::kFloat32>{});
-    }
+    });
   });
   FP8AMP_CUDA_CHECK(cudaGetLastError());
 }

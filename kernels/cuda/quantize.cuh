@@ -86,6 +86,14 @@ __device__ __forceinline__ void publish_maximum(std::uint32_t max, const Quantiz
   if (p.found_inf && max >= numerics::kInfBits) raise_flag(p.found_inf);
 }
 
+// The end of every cast: scale_inv, amax and found_inf.
+__device__ __forceinline__ void publish_cast(float scale, std::uint32_t max,
+                                             const QuantizeParams& p) {
+  if (p.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
+    *p.scale_inv = numerics::inverse_scale(scale);
+  if (p.amax || p.found_inf) publish_maximum(max, p);
+}
+
 template <DType X, class F, Rounding R>
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(const __grid_constant__ QuantizeParams p) {
@@ -116,9 +124,7 @@ __global__ void __launch_bounds__(kThreads)
         static_cast<typename F::Bits*>(p.y)[i] =
             numerics::quantize_element<F>(value, scale, R, p.overflow, random);
       });
-  if (p.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
-    *p.scale_inv = numerics::inverse_scale(scale);
-  if (p.amax || p.found_inf) publish_maximum(max, p);
+  publish_cast(scale, max, p);
 }
 
 // ---- after a cast whose scale depends on what the cast itself replaces: the scale is chosen once

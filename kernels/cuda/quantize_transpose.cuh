@@ -125,9 +125,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   transpose_tiles<F>(p, [&](std::int64_t row, std::int64_t column) {
     return load_codes<X, F>(p, row, column, factor, scale, max);
   });
-  if (p.cast.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
-    *p.cast.scale_inv = numerics::inverse_scale(scale);
-  if (p.cast.amax || p.cast.found_inf) publish_maximum(max, p.cast);
+  publish_cast(scale, max, p.cast);
 }
 
 }  // namespace fp8amp::kernels::cuda

@@ -42,17 +42,13 @@ void sum_shards(const SumShardsArgs& a) {
   const ShardsParams p = make_params(a, amax);
   if (amax) FP8AMP_CUDA_CHECK(cudaMemsetAsync(amax, 0, sizeof *amax, stream));
   const dim3 grid = grid_for(a.n);
-  const auto launch = [&](auto x) {
+  with_float8_type(a.x_type, [&](auto x) {
     if (measured) FP8AMP_LAUNCH(measure_shards_kernel<x()>, grid, dim3(kThreads), 0, stream, p);
     with_float8(a.format, [&](auto format) {
       FP8AMP_LAUNCH((sum_shards_kernel<x(), decltype(format)>), grid, dim3(kThreads), 0, stream, p,
                     measured);
     });
-  };
-  if (a.x_type == DType::kE4M3)
-    launch(std::integral_constant<DType, DType::kE4M3>{});
-  else
-    launch(std::integral_constant<DType, DType::kE5M2>{});
+  });
   FP8AMP_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -272,10 +272,6 @@ void multiply_block(const GemmLoop& l, const Block& block, Workspace& w, const f
   const std::int64_t row_panels = (block.m1 - block.m0 + kTileRows - 1) / kTileRows;
   const std::int64_t column_panels = (block.n1 - block.n0 + kTileColumns - 1) / kTileColumns;
   const std::int64_t pack_rows = equal_blocks(block.m1 - block.m0, kPackRows, kTileRows);
-  // An empty sum has no blocks along k, and no scales of them.
-  const bool no_scales = l.scales_along_k && l.k == 0;
-  const GemmScales a_scales = no_scales ? GemmScales{} : l.a_scales;
-  const GemmScales b_scales = no_scales ? GemmScales{} : l.b_scales;
   Step step{};
   float* packed_a = w.a.get(pack_rows * block_k + kPackSlack);
   float* packed_b = w.b.get(column_panels * kTileColumns * block_k + kPackSlack);
@@ -289,9 +285,9 @@ void multiply_block(const GemmLoop& l, const Block& block, Workspace& w, const f
     step.last = k + block_k >= l.k;
     if (step.last || l.scales_along_k) {
       step.a_scales =
-          fill_scales(a_scales, block.m0, block.m1, k, row_panels * kTileRows, w.a_scales);
+          fill_scales(l.a_scales, block.m0, block.m1, k, row_panels * kTileRows, w.a_scales);
       step.b_scales =
-          fill_scales(b_scales, block.n0, block.n1, k, column_panels * kTileColumns, w.b_scales);
+          fill_scales(l.b_scales, block.n0, block.n1, k, column_panels * kTileColumns, w.b_scales);
     }
     pack<kTileColumns>(b, block.n0, block.n1, k, step.kc, packed_b);
     for (std::int64_t m = block.m0; m < block.m1; m += pack_rows) {

@@ -34,15 +34,13 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_blocks(
     bool rows, bool columns, int64_t scale_rounding, int64_t margin, int64_t overflow) {
   const char* op = "quantize_blocks";
   to_dtype(op, "format", format);
-  const std::vector<int64_t> s = shape(x);
-  if (s.size() != 2)
-    throw Error("quantize_blocks: x must have 2 dimensions, got " + std::to_string(s.size()));
+  const std::vector<int64_t> s = matrix_shape(op, "x", x);
   const ScaleGranularity g = to_granularity(op, "granularity", granularity);
   const Output out = allocate(op, s, format, g, rows, x),
                transposed = allocate(op, {s[1], s[0]}, format, g, columns, x);
   QuantizeBlocksOptions o;
   o.scale_rounding = to_scale_rounding(op, scale_rounding);
-  o.margin = static_cast<int>(margin < -1000 ? -1000 : margin > 1000 ? 1000 : margin);
+  o.margin = to_margin(margin);
   o.overflow = to_overflow(op, overflow);
   o.stream = stream(x);
   fp8amp::quantize_blocks(read_scaled(op, "x", x, x_scale_inv), out.tensor, transposed.tensor, o);
@@ -70,11 +68,8 @@ TorchTensor gemm_blocks(const TorchTensor& a, const TorchTensor& a_scale_inv, in
                         ScalarType dtype, const OptionalTensor& bias, bool fast_accumulation) {
   const char* op = "gemm_blocks";
   to_dtype(op, "dtype", dtype);
-  for (const TorchTensor* x : {&a, &b})
-    if (x->dim() != 2)
-      throw Error(std::string("gemm_blocks: ") + (x == &a ? "a" : "b") +
-                  " must have 2 dimensions, got " + std::to_string(x->dim()));
-  TorchTensor out = empty({a.size(0), b.size(0)}, dtype, a);
+  const int64_t m = matrix_shape(op, "a", a)[0], n = matrix_shape(op, "b", b)[0];
+  TorchTensor out = empty({m, n}, dtype, a);
   const Tensor bias_view = read(op, "bias", bias);
   GemmOptions options;
   options.transpose_b = true;

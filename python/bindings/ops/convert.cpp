@@ -1,5 +1,7 @@
 #include "python/bindings/ops/convert.h"
 
+#include <algorithm>
+
 namespace fp8amp::bindings {
 namespace {
 
@@ -56,9 +58,16 @@ Accumulation to_accumulation(const char* op, int64_t value) {
   return to_enum<Accumulation>(op, "accumulation", value);
 }
 
+int to_margin(int64_t value) { return static_cast<int>(std::clamp<int64_t>(value, -1000, 1000)); }
+
 std::vector<int64_t> shape(const TorchTensor& t) {
   const auto sizes = t.sizes();
   return {sizes.begin(), sizes.end()};
+}
+
+std::vector<int64_t> matrix_shape(const char* op, const char* argument, const TorchTensor& t) {
+  if (t.dim() != 2) fail(op, argument, "have 2 dimensions", std::to_string(t.dim()));
+  return shape(t);
 }
 
 Tensor read(const char* op, const char* argument, const TorchTensor& t) {

@@ -23,6 +23,11 @@ ScaleRounding to_scale_rounding(const char* op, int64_t value);
 Overflow to_overflow(const char* op, int64_t value);
 Accumulation to_accumulation(const char* op, int64_t value);
 
+int to_margin(int64_t value);  // what the core refuses as well if it does not fit an int
+
+// The shape of a tensor that must have 2 dimensions.
+std::vector<int64_t> matrix_shape(const char* op, const char* argument, const TorchTensor& t);
+
 // Views; the tensor must be contiguous.
 Tensor read(const char* op, const char* argument, const TorchTensor& t);
 Tensor write(const char* op, const char* argument, const TorchTensor& t);

@@ -28,19 +28,13 @@ struct Result {
     if (transpose) transposed_out = write(op, "transposed", transposed);
     options.scale = read(op, "scale", scale);
     options.scale_rounding = to_scale_rounding(op, scale_rounding);
-    options.margin = static_cast<int>(margin < -1000 ? -1000 : margin > 1000 ? 1000 : margin);
+    options.margin = to_margin(margin);
     options.amax = write(op, "amax", amax);
     options.stream = stream(x);
   }
   Quantized get() const { return {payload, transposed, scale_inv, amax}; }
 };
 
-std::vector<int64_t> matrix(const char* op, const TorchTensor& x) {
-  std::vector<int64_t> s = shape(x);
-  if (s.size() != 2)
-    throw Error(std::string(op) + ": x must have 2 dimensions, got " + std::to_string(s.size()));
-  return s;
-}
 GeluForm form(bool tanh) { return tanh ? GeluForm::kTanh : GeluForm::kErf; }
 
 std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor, TorchTensor, TorchTensor>
@@ -49,7 +43,7 @@ layer_norm_quantize(const TorchTensor& x, const TorchTensor& weight, const Optio
                     int64_t scale_rounding, int64_t margin, bool transpose) {
   const char* op = "layer_norm_quantize";
   to_dtype(op, "format", format);
-  const std::vector<int64_t> s = matrix(op, x);
+  const std::vector<int64_t> s = matrix_shape(op, "x", x);
   Result r(op, x, s, format, scale, scale_rounding, margin, transpose);
   TorchTensor mean = empty({s[0]}, ScalarType::Float, x),
               rstd = empty({s[0]}, ScalarType::Float, x);
@@ -64,7 +58,7 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor, TorchTensor> rms_
     const OptionalTensor& scale, int64_t scale_rounding, int64_t margin, bool transpose) {
   const char* op = "rms_norm_quantize";
   to_dtype(op, "format", format);
-  const std::vector<int64_t> s = matrix(op, x);
+  const std::vector<int64_t> s = matrix_shape(op, "x", x);
   Result r(op, x, s, format, scale, scale_rounding, margin, transpose);
   TorchTensor rstd = empty({s[0]}, ScalarType::Float, x);
   fp8amp::rms_norm_quantize(read(op, "x", x), read(op, "gamma", weight), static_cast<float>(eps),
@@ -77,7 +71,7 @@ Quantized gelu_quantize(const TorchTensor& x, bool tanh, ScalarType format,
                         bool transpose) {
   const char* op = "gelu_quantize";
   to_dtype(op, "format", format);
-  const Result r(op, x, matrix(op, x), format, scale, scale_rounding, margin, transpose);
+  const Result r(op, x, matrix_shape(op, "x", x), format, scale, scale_rounding, margin, transpose);
   fp8amp::gelu_quantize(read(op, "x", x), form(tanh), r.out, r.transposed_out, r.options);
   return r.get();
 }
@@ -86,7 +80,7 @@ Quantized swiglu_quantize(const TorchTensor& x, ScalarType format, const Optiona
                           int64_t scale_rounding, int64_t margin, bool transpose) {
   const char* op = "swiglu_quantize";
   to_dtype(op, "format", format);
-  const std::vector<int64_t> s = matrix(op, x);
+  const std::vector<int64_t> s = matrix_shape(op, "x", x);
   const Result r(op, x, {s[0], s[1] / 2}, format, scale, scale_rounding, margin, transpose);
   fp8amp::swiglu_quantize(read(op, "x", x), r.out, r.transposed_out, r.options);
   return r.get();
@@ -97,7 +91,7 @@ Quantized gelu_backward_quantize(const TorchTensor& dy, const TorchTensor& x, bo
                                  int64_t scale_rounding, int64_t margin, bool transpose) {
   const char* op = "gelu_backward_quantize";
   to_dtype(op, "format", format);
-  const Result r(op, x, matrix(op, x), format, scale, scale_rounding, margin, transpose);
+  const Result r(op, x, matrix_shape(op, "x", x), format, scale, scale_rounding, margin, transpose);
   fp8amp::gelu_backward_quantize(read(op, "dy", dy), read(op, "x", x), form(tanh), r.out,
                                  r.transposed_out, r.options);
   return r.get();
@@ -108,7 +102,7 @@ Quantized swiglu_backward_quantize(const TorchTensor& dy, const TorchTensor& x, 
                                    int64_t margin, bool transpose) {
   const char* op = "swiglu_backward_quantize";
   to_dtype(op, "format", format);
-  const Result r(op, x, matrix(op, x), format, scale, scale_rounding, margin, transpose);
+  const Result r(op, x, matrix_shape(op, "x", x), format, scale, scale_rounding, margin, transpose);
   fp8amp::swiglu_backward_quantize(read(op, "dy", dy), read(op, "x", x), r.out, r.transposed_out,
                                    r.options);
   return r.get();
@@ -120,7 +114,7 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor> layer_norm_backward(const Torc
                                                                       const TorchTensor& rstd,
                                                                       const TorchTensor& weight) {
   const char* op = "layer_norm_backward";
-  const std::vector<int64_t> s = matrix(op, x);
+  const std::vector<int64_t> s = matrix_shape(op, "x", x);
   TorchTensor dx = empty(s, x.scalar_type(), x), dgamma = empty({s[1]}, ScalarType::Float, x),
               dbeta = empty({s[1]}, ScalarType::Float, x);
   fp8amp::layer_norm_backward(read(op, "dy", dy), read(op, "x", x), read(op, "mean", mean),
@@ -134,7 +128,7 @@ std::tuple<TorchTensor, TorchTensor> rms_norm_backward(const TorchTensor& dy, co
                                                        const TorchTensor& rstd,
                                                        const TorchTensor& weight) {
   const char* op = "rms_norm_backward";
-  const std::vector<int64_t> s = matrix(op, x);
+  const std::vector<int64_t> s = matrix_shape(op, "x", x);
   TorchTensor dx = empty(s, x.scalar_type(), x), dgamma = empty({s[1]}, ScalarType::Float, x);
   fp8amp::rms_norm_backward(read(op, "dy", dy), read(op, "x", x), read(op, "rstd", rstd),
                             read(op, "gamma", weight), write(op, "dx", dx),

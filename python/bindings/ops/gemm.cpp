@@ -19,9 +19,9 @@ TorchTensor gemm(const TorchTensor& a, const TorchTensor& a_scale_inv, const Tor
                  ScalarType dtype, const OptionalTensor& bias, bool fast_accumulation,
                  int64_t accumulation) {
   to_dtype("gemm", "dtype", dtype);
-  if (a.dim() != 2) throw Error("gemm: a must have 2 dimensions, got " + std::to_string(a.dim()));
-  if (b.dim() != 2) throw Error("gemm: b must have 2 dimensions, got " + std::to_string(b.dim()));
-  TorchTensor out = empty({a.size(transpose_a ? 1 : 0), b.size(transpose_b ? 0 : 1)}, dtype, a);
+  const int64_t m = matrix_shape("gemm", "a", a)[transpose_a ? 1 : 0];
+  const int64_t n = matrix_shape("gemm", "b", b)[transpose_b ? 0 : 1];
+  TorchTensor out = empty({m, n}, dtype, a);
   GemmOptions options;
   options.transpose_a = transpose_a;
   options.transpose_b = transpose_b;

@@ -11,7 +11,7 @@ QuantizeOptions make_options(const char* op, const TorchTensor& x, int64_t scale
                              int64_t margin, int64_t overflow, const TorchTensor& amax) {
   QuantizeOptions o;
   o.scale_rounding = to_scale_rounding(op, scale_rounding);
-  o.margin = static_cast<int>(margin < -1000 ? -1000 : margin > 1000 ? 1000 : margin);
+  o.margin = to_margin(margin);
   o.overflow = to_overflow(op, overflow);
   o.amax = write(op, "amax", amax);
   o.stream = stream(x);
@@ -56,9 +56,7 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpos
     int64_t margin, int64_t overflow, bool update) {
   const char* op = "quantize_transpose";
   to_dtype(op, "format", format);
-  std::vector<int64_t> s = shape(x);
-  if (s.size() != 2)
-    throw Error("quantize_transpose: x must have 2 dimensions, got " + std::to_string(s.size()));
+  std::vector<int64_t> s = matrix_shape(op, "x", x);
   TorchTensor payload = empty(s, format, x), transposed = empty({s[1], s[0]}, format, x),
               scale_inv = empty_scalar(x), amax = empty_scalar(x);
   QuantizeOptions o = make_options(op, x, scale_rounding, margin, overflow, amax);

@@ -1,0 +1,98 @@
+"""What the FP8 linear layers share: checks of their arguments, shapes and dtypes, and what a backward leaves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..policies import E4M3
+from ..recipe import Recipe
+from ..scaled_tensor import ScaledTensor, scaled
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Options(NamedTuple):
+    """What a layer fixes for its calls. `update`: this call may move the amax histories."""
+
+    recipe: Recipe
+    in_out: bool = False
+    gradient_format: torch.dtype | None = E4M3
+    update: bool = False
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[..., in] -> [rows, in], for `in` of 0 too."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def output_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of x, or autocast's inside autocast, which leaves float64 alone."""
+    kind = x.device.type
+    casts = x.dtype is not torch.float64 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if casts else x.dtype
+
+
+def gemm_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a GEMM can write what is wanted in `dtype`."""
+    return dtype if dtype in FLOATS else torch.float32
+
+
+def gemm_bias(bias: Tensor | None) -> Tensor | None:
+    """A bias as the GEMM reads it."""
+    if bias is None:
+        return None
+    return bias.detach() if bias.dtype in FLOATS else bias.detach().float()
+
+
+def checked(x: Tensor, weight: Tensor, bias: Tensor | None, in_out: bool) -> Tensor:
+    """x, dequantised if it is a ScaledTensor; TypeError or ValueError that names the argument."""
+    check_operand("x", x)
+    check_operand("weight", weight)
+    if bias is not None:
+        check_operand("bias", bias)
+    if weight.dim() != 2:
+        raise ValueError(f"linear: weight must be 2-D, got shape {tuple(weight.shape)}")
+    features_in, features_out = weight.shape if in_out else (weight.shape[1], weight.shape[0])
+    if x.dim() == 0 or x.shape[-1] != features_in:
+        raise ValueError(f"linear: the last side of x must be {features_in}, got shape {tuple(x.shape)}")
+    if bias is not None and bias.shape != (features_out,):
+        raise ValueError(f"linear: bias must have shape ({features_out},), got {tuple(bias.shape)}")
+    if x.device != weight.device:
+        raise ValueError(f"linear: x is on {x.device} and weight on {weight.device}")
+    if bias is not None and bias.device != weight.device:
+        raise ValueError(f"linear: bias is on {bias.device} and weight on {weight.device}")
+    return x.dequantize() if isinstance(x, ScaledTensor) else x
+
+
+def check_operand(name: str, value: Any) -> None:
+    """TypeError unless value is a dense tensor of a floating dtype."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"linear: {name} must be a tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise TypeError(f"linear: {name} must be dense, got layout {value.layout}")
+    if value.dtype not in FLOATS and value.dtype is not torch.float64:
+        raise TypeError(f"linear: {name} must be float32, float16, bfloat16 or float64, got {value.dtype}")
+
+
+def remember(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> None:
+    """What every backward needs to know of the forward's arguments."""
+    ctx.options, ctx.x_dtype, ctx.weight_dtype = options, x.dtype, weight.dtype
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.set_materialize_grads(False)
+
+
+def weight_gradient(ctx: Any, dw: Tensor) -> Tensor:
+    """dW (FP32) as it is left in .grad."""
+    format, dtype = ctx.options.gradient_format, ctx.weight_dtype
+    return dw.to(dtype) if format is None else scaled(dw, format, role="gradient", dtype=dtype)
+
+
+def bias_gradient(ctx: Any, dy: Tensor) -> Tensor | None:
+    """db, if there is a bias that wants it; the third argument of the forward is the bias."""
+    if ctx.bias_dtype is None or not ctx.needs_input_grad[2]:
+        return None
+    return dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
