@@ -222,6 +222,23 @@ def test_the_fp8_weight_is_made_once_per_version(recipe, monkeypatch):
     assert z.grad is not None
 
 
+def test_x_is_cast_along_its_columns_for_a_backward_alone(monkeypatch):
+    m, x, wanted = Linear(40, 24, recipe=BlockScaling()), batch(1, 9, 40), []
+    original = block_ops.quantize_blocks
+
+    def counted(*arguments, columns, **options):
+        wanted.append(columns)
+        return original(*arguments, columns=columns, **options)
+
+    monkeypatch.setattr("fp8amp.nn.block_linear.quantize_blocks", counted)
+    m(x)
+    with torch.no_grad():
+        m(x)
+    m.requires_grad_(False)
+    m(x.requires_grad_())
+    assert wanted == [True, True, False, False]  # x and the weight, then x alone
+
+
 @pytest.mark.parametrize("recipe", [RowwiseScaling(), BlockScaling()])
 def test_compiles_as_one_graph_and_bit_equal(recipe):
     torch._dynamo.reset()
