@@ -20,12 +20,15 @@ namespace fp8amp::kernels::cuda {
 inline constexpr int kMaxAdamTensors = 256, kMaxPassTensors = 1024, kMaxGradTensors = 512;
 inline constexpr std::int64_t kAdamChunk = 4 * kThreads * kVector;  // elements of a block
 
-// A tensor in the table.
-struct AdamWork {
+// A tensor in the table: what the pass reads, and what its blocks raise meanwhile.
+struct AdamPlan {
   AdamTensor tensor;
   AdamStep step;
   std::uint32_t p_key, m_key, v_key;
-  std::uint32_t aligned;              // all pointers, to 16 bytes
+  std::uint32_t aligned;  // all pointers, to 16 bytes
+};
+struct AdamWork {
+  AdamPlan plan;
   std::uint32_t max_p, max_m, max_v;  // largest codes written
   std::uint32_t blocks_done;
 };
@@ -78,8 +81,8 @@ struct AdamMaximum {
 };
 
 // AdamW with the roundings that are the default: it has loops of its own, without choices.
-__device__ __forceinline__ bool is_usual(const AdamPass& b, const AdamWork& work) {
-  return work.step.scalars.p_l2 == 0.0f && b.p_rounding == Rounding::kNearest &&
+__device__ __forceinline__ bool is_usual(const AdamPass& b, const AdamPlan& plan) {
+  return plan.step.scalars.p_l2 == 0.0f && b.p_rounding == Rounding::kNearest &&
          b.m_rounding == Rounding::kStochastic && b.v_rounding == Rounding::kNearest;
 }
 
@@ -87,7 +90,7 @@ __device__ __forceinline__ bool is_usual(const AdamPass& b, const AdamWork& work
 // is_usual has it, and with none of the other choices.
 template <DType P, DType G, DType M, DType V, bool kWeight, bool kUsual>
 __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPass& b,
-                                              const AdamWork& work, std::int64_t i,
+                                              const AdamPlan& plan, std::int64_t i,
                                               AdamMaximum& max) {
   Words<P> p;
   Words<G> g;
@@ -95,14 +98,14 @@ __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPas
   Words<V> v;
   [[maybe_unused]] Words<DType::kE4M3> w;
   g.load(x.g, i), m.load(x.m, i), v.load(x.v, i), p.load(x.p, i);
-  numerics::AdamScalars s = work.step.scalars;
+  numerics::AdamScalars s = plan.step.scalars;
   if (kUsual) s.p_l2 = 0.0f;
   const Storing store_p{
-      s.p_scale, kUsual ? Rounding::kNearest : b.p_rounding, {work.p_key, std::uint64_t(i)}},
+      s.p_scale, kUsual ? Rounding::kNearest : b.p_rounding, {plan.p_key, std::uint64_t(i)}},
       store_m{
-          s.m_scale, kUsual ? Rounding::kStochastic : b.m_rounding, {work.m_key, std::uint64_t(i)}},
+          s.m_scale, kUsual ? Rounding::kStochastic : b.m_rounding, {plan.m_key, std::uint64_t(i)}},
       store_v{
-          s.v_scale, kUsual ? Rounding::kNearest : b.v_rounding, {work.v_key, std::uint64_t(i)}};
+          s.v_scale, kUsual ? Rounding::kNearest : b.v_rounding, {plan.v_key, std::uint64_t(i)}};
   AdamMaximum high{};
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -124,8 +127,8 @@ __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPas
       for (int pair : {k, k + 4}) {
         const float2 master = p.pair(pair);
         w.set_codes(pair,
-                    nearest_codes<E4M3>(master.x * work.step.p_scale_inv * work.step.w.scale,
-                                        master.y * work.step.p_scale_inv * work.step.w.scale));
+                    nearest_codes<E4M3>(master.x * plan.step.p_scale_inv * plan.step.w.scale,
+                                        master.y * plan.step.p_scale_inv * plan.step.w.scale));
       }
     }
     store_four<M, false>(m, k, new_m, store_m, high.m, max.m);
@@ -159,10 +162,10 @@ __device__ __forceinline__ std::uint32_t store_any(void* y, DType type, std::int
   }
 }
 
-__device__ inline void update_element(const AdamPass& b, const AdamWork& work, std::int64_t i,
+__device__ inline void update_element(const AdamPass& b, const AdamPlan& plan, std::int64_t i,
                                       AdamMaximum& max) {
-  const AdamTensor& x = work.tensor;
-  const numerics::AdamScalars& s = work.step.scalars;
+  const AdamTensor& x = plan.tensor;
+  const numerics::AdamScalars& s = plan.step.scalars;
   const numerics::AdamElement e =
       numerics::adam_element(s, load_element(x.p, x.p_type, i), load_element(x.g, x.g_type, i),
                              load_element(x.m, x.m_type, i), load_element(x.v, x.v_type, i));
@@ -170,24 +173,24 @@ __device__ inline void update_element(const AdamPass& b, const AdamWork& work, s
     return rounding == Rounding::kStochastic ? numerics::random_bits(key, std::uint64_t(i)) : 0u;
   };
   max.p = numerics::max_bits(max.p, store_any(x.p, x.p_type, i, e.p, s.p_scale, b.p_rounding,
-                                              random(b.p_rounding, work.p_key), false));
+                                              random(b.p_rounding, plan.p_key), false));
   max.m = numerics::max_bits(max.m, store_any(x.m, x.m_type, i, e.m, s.m_scale, b.m_rounding,
-                                              random(b.m_rounding, work.m_key), false));
+                                              random(b.m_rounding, plan.m_key), false));
   max.v = numerics::max_bits(max.v, store_any(x.v, x.v_type, i, e.v, s.v_scale, b.v_rounding,
-                                              random(b.v_rounding, work.v_key), true));
+                                              random(b.v_rounding, plan.v_key), true));
   if (!x.w) return;
   const float master = load_element(x.p, x.p_type, i);
   store_code(x.w, x.w_type, i,
-             is_scaled(x.p_type, x.p_scale_inv) ? master * work.step.p_scale_inv : master,
-             work.step.w.scale, Rounding::kNearest, Overflow::kSaturate, 0);
+             is_scaled(x.p_type, x.p_scale_inv) ? master * plan.step.p_scale_inv : master,
+             plan.step.w.scale, Rounding::kNearest, Overflow::kSaturate, 0);
 }
 
 // The elements [first, last) of a tensor, by the threads of a block; `first` is a multiple of 16.
 template <DType P, DType G, DType M, DType V, bool kWeight, bool kUsual = false>
-__device__ __forceinline__ void update_vectors(const AdamPass& b, const AdamWork& work,
+__device__ __forceinline__ void update_vectors(const AdamPass& b, const AdamPlan& plan,
                                                std::int64_t first, std::int64_t last,
                                                AdamMaximum& max) {
-  const AdamWork mine = work;  // a copy: stores to the tensor do not change it
+  const AdamPlan mine = plan;  // a copy: stores to the tensor do not change it
   const AdamTensor& x = mine.tensor;
   for (std::int64_t i = first / kVector + threadIdx.x; i < last / kVector; i += kThreads)
     update_vector<P, G, M, V, kWeight, kUsual>(x, b, mine, i, max);
@@ -196,7 +199,7 @@ __device__ __forceinline__ void update_vectors(const AdamPass& b, const AdamWork
 // By the last block of a tensor. The maxima are read from L2, where the other blocks raised them:
 // this SM's L1 may hold an older copy of their line.
 __device__ __forceinline__ void finish_tensor(AdamWork& work) {
-  finish_adam_step(work.tensor, work.step, __ldcg(&work.max_p), __ldcg(&work.max_m),
+  finish_adam_step(work.plan.tensor, work.plan.step, __ldcg(&work.max_p), __ldcg(&work.max_m),
                    __ldcg(&work.max_v));
 }
 
@@ -204,32 +207,33 @@ inline __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_cons
   if (*b.skip != 0) return;
   const int t = tensor_of(b.first_block, b.count, blockIdx.x);
   AdamWork& work = b.work[t];
-  const AdamTensor& x = work.tensor;
+  const AdamPlan& plan = work.plan;
+  const AdamTensor& x = plan.tensor;
   const std::int64_t first = (blockIdx.x - b.first_block[t]) * kAdamChunk,
                      last = first + kAdamChunk < x.n ? first + kAdamChunk : x.n;
   constexpr DType k32 = DType::kFloat32, k16 = DType::kFloat16, k8 = DType::kE4M3;
   const auto is = [&](DType p, DType g, DType m, DType v) {
-    return work.aligned && x.p_type == p && x.g_type == g && x.m_type == m && x.v_type == v;
+    return plan.aligned && x.p_type == p && x.g_type == g && x.m_type == m && x.v_type == v;
   };
   AdamMaximum max{};
   std::int64_t done = last / kVector * kVector;
-  const bool usual = is_usual(b, work);
+  const bool usual = is_usual(b, plan);
   if (is(k16, k8, k8, k16) && !x.w && usual)
-    update_vectors<k16, k8, k8, k16, false, true>(b, work, first, last, max);
+    update_vectors<k16, k8, k8, k16, false, true>(b, plan, first, last, max);
   else if (is(k16, k8, k8, k16) && x.w_type == k8 && x.w && usual)
-    update_vectors<k16, k8, k8, k16, true, true>(b, work, first, last, max);
+    update_vectors<k16, k8, k8, k16, true, true>(b, plan, first, last, max);
   else if (is(k16, k8, k8, k16) && !x.w)
-    update_vectors<k16, k8, k8, k16, false>(b, work, first, last, max);
+    update_vectors<k16, k8, k8, k16, false>(b, plan, first, last, max);
   else if (is(k16, k8, k8, k16) && x.w_type == k8)
-    update_vectors<k16, k8, k8, k16, true>(b, work, first, last, max);
+    update_vectors<k16, k8, k8, k16, true>(b, plan, first, last, max);
   else if (is(k16, k8, k32, k32) && !x.w)
-    update_vectors<k16, k8, k32, k32, false>(b, work, first, last, max);
+    update_vectors<k16, k8, k32, k32, false>(b, plan, first, last, max);
   else if (is(k32, k32, k32, k32) && !x.w)
-    update_vectors<k32, k32, k32, k32, false>(b, work, first, last, max);
+    update_vectors<k32, k32, k32, k32, false>(b, plan, first, last, max);
   else
     done = first;
   for (std::int64_t i = done + threadIdx.x; i < last; i += kThreads)
-    update_element(b, work, i, max);
+    update_element(b, plan, i, max);
   const std::uint32_t p = block_max<kThreads>(max.p);
   __syncthreads();
   const std::uint32_t m = block_max<kThreads>(max.m);
@@ -259,13 +263,14 @@ inline __global__ void __launch_bounds__(kMaxAdamTensors)
   numerics::AdamHyperparameters hyper = b.hyper;
   if (b.lr) hyper.lr = *b.lr;
   AdamWork& work = b.work[t];
-  work.tensor = x;
+  AdamPlan& plan = work.plan;
+  plan.tensor = x;
   work.max_p = work.max_m = work.max_v = work.blocks_done = 0;
-  work.step = prepare_adam_step(x, hyper, b.grad_scale ? *b.grad_scale : 1.0f);
-  work.p_key = numerics::random_key(b.seed, work.step.t, x.id, kMasterStream);
-  work.m_key = numerics::random_key(b.seed, work.step.t, x.id, kMomentStream);
-  work.v_key = numerics::random_key(b.seed, work.step.t, x.id, kSecondMomentStream);
-  work.aligned = aligned_to_16(x.p, x.g, x.m, x.v, x.w);
+  plan.step = prepare_adam_step(x, hyper, b.grad_scale ? *b.grad_scale : 1.0f);
+  plan.p_key = numerics::random_key(b.seed, plan.step.t, x.id, kMasterStream);
+  plan.m_key = numerics::random_key(b.seed, plan.step.t, x.id, kMomentStream);
+  plan.v_key = numerics::random_key(b.seed, plan.step.t, x.id, kSecondMomentStream);
+  plan.aligned = aligned_to_16(x.p, x.g, x.m, x.v, x.w);
 }
 
 // ---- maxima of the gradients
