@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _ops
 from .arguments import number
-from .scaled_tensor import plain_operand
+from .scaled_tensor import ScaledTensor, plain_operand
 
 
 def clip_grad_norm_(
@@ -52,19 +52,25 @@ def clip_grad_norm_(
         raise RuntimeError(f"clip_grad_norm_: the total norm of order {norm_type} is {float(total)}")
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     factor = torch.where(torch.isfinite(total), factor, torch.ones_like(factor))
-    for grad in grads:
-        grad.mul_(factor.to(grad.device))
+    for device in dict.fromkeys(grad.device for grad in grads):
+        local, here = [grad for grad in grads if grad.device == device], factor.to(device)
+        plain = [grad for grad in local if not isinstance(grad, ScaledTensor)]
+        if plain:
+            torch._foreach_mul_(plain, here)
+        for grad in local:
+            if isinstance(grad, ScaledTensor):
+                grad.mul_(here)
     return total
 
 
 def _norm(grads: list[Tensor]) -> Tensor:
     norms = []
     for device in dict.fromkeys(grad.device for grad in grads):
-        numbers, scales = [], []
+        numbers, scales, one = [], [], torch.ones((), device=device)
         for grad in grads:
             if grad.device == device:
                 stored, scale_inv = plain_operand(grad)
                 numbers.append(stored)
-                scales.append(torch.ones((), device=device) if scale_inv is None else scale_inv)
+                scales.append(one if scale_inv is None else scale_inv)
         norms.append(_ops.grad_norm(numbers, scales).to(grads[0].device))
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

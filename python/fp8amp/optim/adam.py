@@ -162,10 +162,14 @@ class Adam(Optimizer):
             return loss
         for entry in entries:
             self._refresh_amax(entry)
-        found_inf = self._found_inf(entries)
+        devices = dict.fromkeys(entry.parameter.device for entry in entries)
+        # the scale_inv of all that have none of their own: one fill, not one for each of them
+        ones = {device: torch.ones((), dtype=torch.float32, device=device) for device in devices}
+        found_inf = self._found_inf(entries, ones)
         for group, members in groups:
             for device in dict.fromkeys(entry.parameter.device for entry in members):
-                self._update(group, [e for e in members if e.parameter.device == device], found_inf[device])
+                local = [entry for entry in members if entry.parameter.device == device]
+                self._update(group, local, found_inf[device], ones[device])
         for entry in entries:
             self._remember(entry)
             drop_fp8_weight(entry.parameter)
@@ -199,13 +203,13 @@ class Adam(Optimizer):
             result.append((group, entries))
         return result
 
-    def _found_inf(self, entries: list[_Entry]) -> dict[torch.device, Tensor]:
+    def _found_inf(self, entries: list[_Entry], ones: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
         """1.0 on every device if any gradient anywhere is non-finite. Writes amax[3] of each state."""
-        devices = list(dict.fromkeys(entry.parameter.device for entry in entries))
+        devices = list(ones)
         flags = []
         for device in devices:
             local = [entry for entry in entries if entry.parameter.device == device]
-            grads = [_operand(entry.grad) for entry in local]
+            grads = [_operand(entry.grad, ones[device]) for entry in local]
             flags.append(
                 _ops.grad_amax_([g for g, _ in grads], [s for _, s in grads], [e.state["amax"] for e in local])
             )
@@ -216,12 +220,12 @@ class Adam(Optimizer):
             skipped[device] = skipped[device] + found[device] if device in skipped else found[device].clone()
         return found
 
-    def _update(self, group: dict[str, Any], entries: list[_Entry], found_inf: Tensor) -> None:
+    def _update(self, group: dict[str, Any], entries: list[_Entry], found_inf: Tensor, one: Tensor) -> None:
         device = entries[0].parameter.device
-        targets = [_target(entry.parameter) for entry in entries]
-        grads = [_operand(entry.grad) for entry in entries]
-        first = [_operand(entry.state["exp_avg"]) for entry in entries]
-        second = [_operand(entry.state["exp_avg_sq"]) for entry in entries]
+        targets = [_target(entry.parameter, one) for entry in entries]
+        grads = [_operand(entry.grad, one) for entry in entries]
+        first = [_operand(entry.state["exp_avg"], one) for entry in entries]
+        second = [_operand(entry.state["exp_avg_sq"], one) for entry in entries]
         beta1, beta2 = (float(beta) for beta in group["betas"])
         policy = self.policy
         _ops.adam_(
@@ -341,20 +345,19 @@ class _Target(NamedTuple):
     is_copy: bool
 
 
-def _target(parameter: Tensor) -> _Target:
+def _target(parameter: Tensor, one: Tensor) -> _Target:
     """The tensor that the op updates: the parameter's own memory, or an FP32 copy of a plain 16-bit or strided one."""
     local = parameter.detach()
     if isinstance(local, ScaledTensor):
         return _Target(local._payload, local._scale_inv, False)
-    one = torch.ones((), dtype=torch.float32, device=local.device)
     if local.dtype is torch.float32 and local.is_contiguous():
         return _Target(local, one, False)
     return _Target(local.to(torch.float32).contiguous(), one, True)
 
 
-def _operand(x: Tensor) -> tuple[Tensor, Tensor]:
+def _operand(x: Tensor, one: Tensor) -> tuple[Tensor, Tensor]:
     numbers, scale_inv = plain_operand(x)
-    return numbers, torch.ones((), dtype=torch.float32, device=x.device) if scale_inv is None else scale_inv
+    return numbers, one if scale_inv is None else scale_inv
 
 
 def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
