@@ -7,19 +7,16 @@ of fp8amp_torch.so; without it, this is the package that is installed.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import emulated_package
 import torch
 
-if len(sys.argv) > 2:  # by its place: an editable install is found before everything in sys.path
-    spec = importlib.util.spec_from_file_location("fp8amp", Path(sys.argv[2]) / "__init__.py")
-    assert spec is not None and spec.loader is not None
-    sys.modules["fp8amp"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["fp8amp"])
+if len(sys.argv) > 2:
+    emulated_package.load(Path(sys.argv[2]))
 
 import fp8amp
 from fp8amp.scaled_tensor import ScaledTensor

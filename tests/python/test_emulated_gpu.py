@@ -5,16 +5,18 @@ python` builds it and sets the variable."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import fp8amp
+import emulated_package
 import pytest
 import torch
 
+TRAFFIC = Path(__file__).resolve().parents[2] / "benchmarks" / "traffic.py"
 PROGRAM = Path(__file__).with_name("emulated_gpu.py")
 RECIPES = ("current", "delayed", "constant", "rowwise", "block")
 
@@ -32,14 +34,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
     if library is None:
         pytest.skip("FP8AMP_EMULATED_TORCH is not set")
     folder = tmp_path_factory.mktemp("emulated")
-    (folder / "fp8amp").mkdir()
-    for place in map(Path, fp8amp.__path__):  # sources, and binaries where those are elsewhere
-        for file in place.iterdir():
-            link = folder / "fp8amp" / file.name
-            if file.name != "fp8amp_torch.so" and not link.exists():
-                link.symlink_to(file)
-    (folder / "fp8amp" / "fp8amp_torch.so").symlink_to(Path(library).resolve())
-    cpu, gpu = run(folder / "cpu.pt"), run(folder / "gpu.pt", folder / "fp8amp")
+    package = emulated_package.make(folder, library)
+    cpu, gpu = run(folder / "cpu.pt"), run(folder / "gpu.pt", package)
     assert all(gpu[name]["activity"] and not cpu[name]["activity"] for name in gpu)
     return cpu, gpu
 
@@ -87,3 +83,19 @@ def test_a_captured_step_is_replayed(runs: Any) -> None:
     assert differing(cpu["state"], gpu["state"]) == []
     activity = gpu["activity"][0]
     assert activity["graph_launches"] == 3 and activity["allocations"] == activity["synchronizations"] == 0
+
+
+@pytest.mark.skipif("FP8AMP_EMULATED_TORCH" not in os.environ, reason="FP8AMP_EMULATED_TORCH is not set")
+def test_launches_and_bytes_of_a_step_do_not_grow() -> None:
+    done = subprocess.run([sys.executable, TRAFFIC], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = {
+        cells[1]: [float(x) for x in cells[2:5]]
+        for cells in (re.split(r" *\| *", line) for line in done.stdout.splitlines()[2:])
+    }
+    bf16 = rows["BF16 PyTorch (autocast, AdamW fused, FP32 states)"]
+    for title, most in (("O2", (95, 390)), ("O2, DelayedScaling", (103, 354)), ("O2, fused layers", (102, 370))):
+        launches, per_token, per_parameter = rows[title]
+        assert launches <= most[0] and per_token <= most[1]
+        assert per_parameter <= 33.0 < bf16[2]
+        assert per_token > rows["least possible"][1]
