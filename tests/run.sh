@@ -7,7 +7,8 @@
 #
 #   lint       clang-format, ruff, include direction, rules for files, mypy --strict
 #   cpp        C++ tests, those of the CUDA kernels on an emulator too, warnings as errors
-#   sanitize   C++ tests under AddressSanitizer and UBSan, those with threads under ThreadSanitizer
+#   sanitize   C++ tests under AddressSanitizer and UBSan
+#   threads    those with threads, and the CUDA kernels, under ThreadSanitizer
 #   install    cmake --install, find_package, the C++ example from the installed package
 #   compilers  C++ tests with clang, the C++ example on aarch64 (qemu), where these are installed
 #   cuda       the kernels as nvcc sees them, the CUDA library for one GPU (where nvcc is installed)
@@ -49,6 +50,9 @@ step_cpp() {
 step_sanitize() {
   build sanitize -DFP8AMP_SANITIZE=address,undefined
   FP8AMP_TEST_QUICK=1 ctest --test-dir build/sanitize --no-tests=error --output-on-failure -j "$(nproc)"
+}
+
+step_threads() {
   build threads -DFP8AMP_SANITIZE=thread \
     -DFP8AMP_TEST_FILTER='parallel|gemm_threads|adam_driver|norm|quantize|emulator|fake_runtime|casts_cuda|adam_cuda|gemm_cuda|blocks_cuda|gemm_blocks|sum_shards|fused'
   FP8AMP_TEST_QUICK=1 ctest --test-dir build/threads --no-tests=error --output-on-failure -j "$(nproc)"
@@ -158,7 +162,7 @@ run_step() {
   summary+=("$(printf '%-10s %4d s  %s' "$1" $((SECONDS - start)) "$(grep -E '[0-9]+ passed|tests passed' "$log" | tail -n 1)")")
 }
 
-steps=(lint cpp sanitize install compilers cuda python example)
+steps=(lint cpp sanitize threads install compilers cuda python example)
 case ${1-} in
   -h | --help) sed -n '2,/^[^#]/s/^# \?//p' tests/run.sh; exit ;;
   ?*) steps=("$@") ;;

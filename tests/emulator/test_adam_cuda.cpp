@@ -225,17 +225,18 @@ TEST(CudaAdam, NonFiniteGradientSkipsAll) {
 
 // grad_scale makes one gradient of many infinite, in the first launch or in the last one.
 TEST(CudaAdam, NonFiniteByItsScaleSkipsAll) {
-  for (float grad_scale : {0x1p127f, INFINITY, NAN})
-    for (std::size_t bad : {5u, 515u}) {
-      std::deque<Parameter> parameters;
-      for (std::uint32_t i = 0; i < 520; ++i) parameters.emplace_back(kPlain, 20, i);
-      parameters[bad].g.as<float>()[7] = 1e10f;
-      StepRun run;
-      run.args.grad_scale = &grad_scale;
-      run.step_reads_found_inf = bad == 515;
-      run.expect_equal_steps(parameters, 1);
-      EXPECT_EQ(run.found_inf, 1.0f);
-    }
+  const std::pair<float, std::size_t> cases[] = {
+      {0x1p127f, 5}, {0x1p127f, 515}, {INFINITY, 5}, {NAN, 515}};
+  for (const auto& [grad_scale, bad] : cases) {
+    std::deque<Parameter> parameters;
+    for (std::uint32_t i = 0; i < 520; ++i) parameters.emplace_back(kPlain, 20, i);
+    parameters[bad].g.as<float>()[7] = 1e10f;
+    StepRun run;
+    run.args.grad_scale = &grad_scale;
+    run.step_reads_found_inf = bad == 515;
+    run.expect_equal_steps(parameters, 1);
+    EXPECT_EQ(run.found_inf, 1.0f);
+  }
 }
 
 TEST(CudaAdam, NanStatesAndHugeGradients) {
