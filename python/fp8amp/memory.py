@@ -10,9 +10,11 @@ from torch.optim import Optimizer
 
 from . import _ops
 from .module_filter import fp8_layers
+from .nn.block_linear import weight_copy_bytes
 from .nn.weight_cache import fp8_weight_bytes
 from .optim import Adam
 from .optim.state import is_managed, state_bytes
+from .recipe import FineScaling, Recipe
 from .scaled_tensor import ScaledTensor
 
 COPIES = "FP8 copies of weights"
@@ -127,7 +129,8 @@ def memory_report(model: nn.Module, optimizer: Optimizer | None = None) -> Memor
     for parameter in model.parameters():
         layer = layers.get(id(parameter))
         dense_gradient = layer is None or layer.gradient_format is None
-        table.count_parameter(parameter, dense_gradient, copied=layer is not None and layer.gemm == "fp8")
+        recipe = layer.recipe if layer is not None and layer.gemm == "fp8" else None
+        table.count_parameter(parameter, dense_gradient, recipe)
         state = None if optimizer is None else optimizer.state.get(parameter)
         if state:
             table.count_states(parameter, {k: memory_bytes(v) for k, v in state.items() if isinstance(v, Tensor)})
@@ -154,7 +157,8 @@ class _Table:
         if managed and kind != COPIES:
             self.managed_bytes += held
 
-    def count_parameter(self, parameter: Tensor, dense_gradient: bool, copied: bool) -> None:
+    def count_parameter(self, parameter: Tensor, dense_gradient: bool, recipe: Recipe | None) -> None:
+        """`recipe`: of the layer that makes FP8 copies of it, if one does."""
         managed = is_managed(parameter)
         if managed:
             self.managed_elements += parameter.numel()
@@ -173,12 +177,21 @@ class _Table:
             )
             now = 0 if parameter.grad is None else memory_bytes(parameter.grad)
             self._add(managed, "gradient", _AFTER_BACKWARD, now or expected, now)
-        if copied and not (isinstance(parameter, ScaledTensor) and parameter.format is torch.float8_e4m3fn):
-            now = fp8_weight_bytes(parameter)
-            copies = 2 if _ops.gemm_prefers_k_contiguous(parameter.device) else 1  # plain and transposed
-            self._add(True, COPIES, "from forward to optimizer step", copies * parameter.numel() + 4, now)
+        if recipe is not None:
+            copies = _copy_bytes(parameter, recipe)
+            if copies:
+                self._add(True, COPIES, "from forward to optimizer step", copies, fp8_weight_bytes(parameter))
 
     def count_states(self, parameter: Tensor, state: dict[str, int], exist: bool = True) -> None:
         for name, size in state.items():
             kind = "step, amax" if name in ("step", "amax") else name
             self._add(is_managed(parameter), kind, _AFTER_STEP, size, size if exist else 0)
+
+
+def _copy_bytes(weight: Tensor, recipe: Recipe) -> int:
+    if isinstance(recipe, FineScaling):
+        return weight_copy_bytes(weight, recipe)
+    if isinstance(weight, ScaledTensor) and weight.format is torch.float8_e4m3fn:
+        return 0  # it is its own
+    copies = 2 if _ops.gemm_prefers_k_contiguous(weight.device) else 1  # plain and transposed
+    return copies * weight.numel() + 4

@@ -84,6 +84,17 @@ def test_fp8_copies_live_from_forward_to_step_and_have_their_own_line():
     assert copies().allocated == 0 and report.peak_bytes == report.total_bytes + elements + 8
 
 
+@pytest.mark.parametrize("recipe", [fp8amp.DelayedScaling(), fp8amp.RowwiseScaling(), fp8amp.BlockScaling()])
+def test_fp8_copies_are_foretold_for_every_recipe(recipe):
+    model = torch.nn.Sequential(torch.nn.Linear(200, 72), torch.nn.Linear(72, 272, bias=False))
+    fp8amp.initialize(model, torch.optim.AdamW(model.parameters()), "O2", recipe=recipe)
+    before = fp8amp.memory_report(model)
+    model(torch.randn(8, 200)).sum().backward()
+    after = fp8amp.memory_report(model)
+    foretold, held = (next(row for row in report.rows if "copies" in row.kind) for report in (before, after))
+    assert foretold.allocated == 0 < foretold.bytes == held.bytes == held.allocated
+
+
 def test_a_step_makes_no_dense_copy_of_a_weight():
     """The largest tensors alive at any moment of clipping and stepping are the FP8 and FP16 ones."""
     model = big()

@@ -21,7 +21,7 @@ from ..policies import E4M3, Overflow, scale_rule
 from ..recipe import FineScaling, RowwiseScaling
 from ..scaled_tensor import ScaledTensor, dense, plain_operand
 from .operands import Options, bias_gradient, gemm_bias, remember, weight_gradient
-from .weight_cache import cached_weight
+from .weight_cache import bytes_of, cached_weight
 
 
 def _cast(
@@ -46,6 +46,15 @@ def _cast(
     )
 
 
+def _cast_weight(weight: Tensor, recipe: FineScaling) -> tuple[Blocks, Blocks]:
+    return _cast(weight, recipe, weight=True, columns=True)
+
+
+def weight_copy_bytes(weight: Tensor, recipe: FineScaling) -> int:
+    """Bytes of the FP8 copies of a weight [N, K]: one for each of its two sides, and their scales."""
+    return bytes_of(_cast_weight(torch.empty(weight.shape, device="meta"), recipe))
+
+
 def block_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, options: Options, recipe: FineScaling, dtype: torch.dtype
 ) -> Tensor:
@@ -53,7 +62,7 @@ def block_linear(
     backward = torch.is_grad_enabled() and weight.requires_grad
     with torch.no_grad():
         xq, xq_t = _cast(x, recipe, columns=backward)
-        wq, wq_t = cached_weight(weight, recipe, lambda: _cast(weight, recipe, weight=True, columns=True))
+        wq, wq_t = cached_weight(weight, recipe, lambda: _cast_weight(weight, recipe))
         if options.in_out:
             wq, wq_t = wq_t, wq
     y: Tensor = _BlockLinear.apply(  # type: ignore[no-untyped-call]

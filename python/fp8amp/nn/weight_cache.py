@@ -75,10 +75,11 @@ def drop_fp8_weight(weight: Tensor) -> None:
 def fp8_weight_bytes(weight: Tensor) -> int:
     """Bytes that the copy takes now."""
     kept = weight._fp8_copy if isinstance(weight, ScaledTensor) else None
-    return 0 if kept is None else _bytes(kept.made)
+    return 0 if kept is None else bytes_of(kept.made)
 
 
-def _bytes(made: Any) -> int:
+def bytes_of(made: Any) -> int:
+    """Of all tensors in nested tuples."""
     if isinstance(made, tuple):
-        return sum(map(_bytes, made))
+        return sum(map(bytes_of, made))
     return made.nbytes if isinstance(made, Tensor) else 0
