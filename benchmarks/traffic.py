@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -162,23 +161,6 @@ def of_fp8amp(done: dict[str, Any], args: Any, out: Any) -> tuple[int, int]:
     return done["launches"] + done["memsets"] + done["products"], total
 
 
-class FusedBlock(Block):
-    """The same block; norms and GELU write the FP8 operand of the layer behind them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        from fp8amp.nn import fused
-
-        batch, time, width = x.shape
-        norm, attention, heads = self.norm1, self.attention, self.attention.heads
-        qkv = fused.layer_norm_linear(x, norm.weight, norm.bias, attention.qkv.weight, attention.qkv.bias, norm.eps)
-        q, k, v = qkv.view(batch, time, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + attention.proj(y.transpose(1, 2).reshape(batch, time, width))
-        norm, mlp = self.norm2, self.mlp
-        h = fused.layer_norm_linear(x, norm.weight, norm.bias, mlp.up.weight, mlp.up.bias, norm.eps)
-        return x + fused.gelu_linear(h, mlp.down.weight, mlp.down.bias, approximate="tanh", fp8_gradient=True)
-
-
 def step_of(kind: type[Block], level: str | None, tokens: int, delayed: bool) -> Traffic:
     """The second step: the first makes states and memory that stay."""
     import fp8amp
@@ -281,6 +263,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         emulated_package.load(emulated_package.make(Path(folder), library))
         torch.set_num_threads(1)
+        from fused_block import FusedBlock
+
         measured = [
             measure("BF16 PyTorch (autocast, AdamW fused, FP32 states)", Block, None),
             measure("O2", Block, "O2"),

@@ -46,8 +46,12 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, time, width = x.shape
-        qkv = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
+        return self.attend(self.qkv(x))
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """The rest of it, from the output of `qkv`."""
+        batch, time, width = *qkv.shape[:2], qkv.shape[2] // 3
+        qkv = qkv.view(batch, time, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, time, width / heads]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = y.transpose(1, 2).reshape(batch, time, width)
@@ -84,13 +88,15 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Embeddings of token and position, the blocks, a norm, and an output layer tied to the first."""
 
-    def __init__(self, size: Size, vocab_size: int, activation_checkpointing: bool = False) -> None:
+    def __init__(
+        self, size: Size, vocab_size: int, activation_checkpointing: bool = False, block: type[Block] = Block
+    ) -> None:
         super().__init__()
         self.block_size = size.block_size
         self.activation_checkpointing = activation_checkpointing
         self.wte = nn.Embedding(vocab_size, size.width)
         self.wpe = nn.Embedding(size.block_size, size.width)
-        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(block(size.width, size.heads) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.lm_head = nn.Linear(size.width, vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight

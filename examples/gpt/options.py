@@ -73,6 +73,7 @@ def parser(description: str | None) -> Parser:
     add("--size", choices=SIZES, default="tiny")
     add("--block-size", type=positive, metavar="N", help="context in tokens (default: the size's own)")
     add("--activations", choices=("fp32", "bf16"), help="of O1 and O2 (default: bf16 on cuda, else fp32)")
+    add("--fused", action="store_true", help="norms and GELU that write FP8 operands (O1, O2)")
     add("--activation-checkpointing", action="store_true", help="recompute each block in the backward pass")
     add = p.add_argument_group("data").add_argument
     add("--data", type=Path, nargs="+", default=[], metavar="PATH", help="text files and directories, or a"
@@ -141,6 +142,9 @@ def parse(p: Parser, argv: list[str] | None) -> Namespace:
         p.error(f"argument --out: cannot write to {a.out}: {error.strerror}")
     if a.tensorboard and importlib.util.find_spec("tensorboard") is None:
         p.error("argument --tensorboard: needs the package tensorboard: pip install tensorboard")
+    plain = [precision for precision in a.compare or [a.precision] if precision not in O_LEVELS]
+    if a.fused and plain:
+        p.error(f"argument --fused: is for {' and '.join(O_LEVELS)}, --precision is {plain[0]}")
     if a.compare:
         return a  # each run of the comparison settles its own --activations
     if a.precision in O_LEVELS:

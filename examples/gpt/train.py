@@ -91,6 +91,7 @@ def summarize(trainer: Trainer, rows: list[report.Row], bytes_per_parameter: flo
         "accumulate": a.accumulate,
         "lr": a.lr,
         "activations": a.activations,
+        "fused": a.fused,
         "tokenizer": (a.tokenizer or DEFAULT_TOKENIZER) if data.tokenizer else None,
         "vocab_size": data.vocab_size,
         "data": data.fingerprint,

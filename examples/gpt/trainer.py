@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import report
 from data import Data, RandomBatches, validation_batches
-from model import GPT, SIZES, Size, parameter_groups
+from model import GPT, SIZES, Block, Size, parameter_groups
 from options import O_LEVELS, Refused
 
 # Options that may change between the parts of an interrupted run. --steps and --warmup stretch the schedule.
@@ -69,6 +69,14 @@ def import_fp8amp(reason: str) -> ModuleType:
     return fp8amp
 
 
+def fused_block() -> type[Block]:
+    """The block whose norms and GELU write FP8 operands."""
+    import_fp8amp("--fused")
+    from fused_block import FusedBlock
+
+    return FusedBlock
+
+
 def model_size(arguments: Namespace) -> Size:
     """The named size, with the context of --block-size where that is given."""
     size = SIZES[arguments.size]
@@ -93,7 +101,8 @@ class Trainer:
         self.memory_before = report.memory_in_use(self.device)
         size = model_size(arguments)
         torch.manual_seed(arguments.seed)
-        self.model = GPT(size, data.vocab_size, arguments.activation_checkpointing).to(self.device)
+        block = fused_block() if arguments.fused else Block
+        self.model = GPT(size, data.vocab_size, arguments.activation_checkpointing, block).to(self.device)
         if convert is not None:
             convert(self.model)
         self.num_parameters = sum(p.numel() for p in self.model.parameters())

@@ -55,6 +55,21 @@ def test_activation_checkpointing_changes_no_bit(run, tmp_path, precision):
     assert metrics(plain) == metrics(recomputed)
 
 
+def test_fused_blocks_learn_and_resume(run, tmp_path):
+    assert run("--precision", "O2", "--fused", "--out", tmp_path / "whole", "--steps", 20)[0] == 0
+    assert run("--precision", "O2", "--fused", "--out", tmp_path / "parts", "--steps", 20, "--stop-at", 3)[0] == 0
+    assert run("--precision", "O2", "--fused", "--out", tmp_path / "parts", "--steps", 20, "--resume")[0] == 0
+    rows = metrics(tmp_path / "whole")
+    assert rows == metrics(tmp_path / "parts")
+    assert run("--precision", "O2", "--out", tmp_path / "plain", "--steps", 20)[0] == 0
+    plain = metrics(tmp_path / "plain")
+    assert rows != plain
+    assert (
+        rows[-1]["val_loss"] == pytest.approx(plain[-1]["val_loss"], rel=0.02)
+        and rows[-1]["val_loss"] < rows[0]["val_loss"] - 1
+    )
+
+
 def test_two_accumulated_batches_are_one_of_twice_the_size(run, tmp_path):
     run("--precision", "fp32", "--out", tmp_path / "a", "--batch-size", 4, "--accumulate", 2)
     run("--precision", "fp32", "--out", tmp_path / "b", "--batch-size", 8)

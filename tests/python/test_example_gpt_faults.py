@@ -234,6 +234,8 @@ def test_comparison_does_not_show_old_runs_as_new_ones(run, tmp_path, monkeypatc
         (["--data", "no/such/file"], "--data"),
         (["--block-size", "1000000"], "--block-size"),
         (["--precision", "fp32", "--activations", "bf16"], "--activations"),
+        (["--precision", "fp32", "--fused"], "--fused"),
+        (["--compare", "O1", "bf16", "--fused"], "--fused"),
         (["--tokenizer", "bpe", "--vocab-size", "100"], "--vocab-size"),
         (["--unknown"], "--unknown"),
         (["--device", "cpu:abc"], "--device"),
