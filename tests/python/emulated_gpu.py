@@ -22,7 +22,8 @@ import fp8amp
 from fp8amp.scaled_tensor import ScaledTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpt"))
-from model import GPT, Size
+from fused_block import FusedBlock
+from model import GPT, Block, Size
 
 VOCABULARY, BATCH, STEPS = 48, 2, 4
 
@@ -47,13 +48,13 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return found
 
 
-def train(recipe: fp8amp.Recipe) -> dict[str, Any]:
+def train(recipe: fp8amp.Recipe, block: type[Block] = Block) -> dict[str, Any]:
     torch.manual_seed(0)
     size = Size(layers=2, heads=2, width=32, block_size=24)  # 48 tokens in a batch
-    model = GPT(size, VOCABULARY)
-    for block in model.blocks:  # a layer without bias, and one whose sides are no multiples of 16
-        block.attention.proj = torch.nn.Linear(32, 32, bias=False)
-        block.mlp.up, block.mlp.down = torch.nn.Linear(32, 100), torch.nn.Linear(100, 32)
+    model = GPT(size, VOCABULARY, block=block)
+    for layer in model.blocks:  # a layer without bias, and one whose sides are no multiples of 16
+        layer.attention.proj = torch.nn.Linear(32, 32, bias=False)
+        layer.mlp.up, layer.mlp.down = torch.nn.Linear(32, 100), torch.nn.Linear(100, 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
     fp8amp.initialize(model, optimizer, opt_level="O2", recipe=recipe, include=lambda name, _: "blocks" in name)
     tokens = torch.randint(VOCABULARY, (STEPS, BATCH, size.block_size + 1))
@@ -117,4 +118,5 @@ if __name__ == "__main__":
         "constant": fp8amp.ConstantScaling(bias=4, gradient_bias=12),
     }
     results = {name: train(recipe) for name, recipe in recipes.items()}
+    results["fused"] = train(recipes["current"], FusedBlock)
     torch.save(results | {"graph": train_by_graph()}, sys.argv[1])

@@ -18,7 +18,7 @@ import torch
 
 TRAFFIC = Path(__file__).resolve().parents[2] / "benchmarks" / "traffic.py"
 PROGRAM = Path(__file__).with_name("emulated_gpu.py")
-RECIPES = ("current", "delayed", "constant", "rowwise", "block")
+RUNS = ("current", "delayed", "constant", "rowwise", "block", "fused")
 
 
 def run(out: Path, *package: Path) -> dict[str, Any]:
@@ -54,17 +54,17 @@ def differing(a: Any, b: Any, name: str = "") -> list[str]:
     return [] if a == b else [name]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_training_gives_the_bits_of_the_cpu_backend(runs: Any, recipe: str) -> None:
-    cpu, gpu = (run[recipe] for run in runs)
+@pytest.mark.parametrize("name", RUNS)
+def test_training_gives_the_bits_of_the_cpu_backend(runs: Any, name: str) -> None:
+    cpu, gpu = (run[name] for run in runs)
     for part in ("losses", "gradients", "state"):
         assert differing(cpu[part], gpu[part], part) == []
     assert len({float(loss) for loss in gpu["losses"]}) == len(gpu["losses"])  # it did train
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_step_neither_allocates_nor_waits(runs: Any, recipe: str) -> None:
-    for step in runs[1][recipe]["activity"][1:]:  # the first one makes what is kept
+@pytest.mark.parametrize("name", RUNS)
+def test_a_step_neither_allocates_nor_waits(runs: Any, name: str) -> None:
+    for step in runs[1][name]["activity"][1:]:  # the first one makes what is kept
         assert step["launches"] > 0
         for forbidden in ("allocations", "frees", "synchronizations", "copies"):
             assert step[forbidden] == 0, forbidden
