@@ -7,8 +7,7 @@ AdamW, in BF16 PyTorch, at O2, at O2 with fused layers, and the least possible. 
 `bash tests/run.sh python` builds that library; --write also writes benchmarks/gpu/traffic.md. Launches of fp8amp's ops
 are those that the CUDA runtime is asked for, fills too. Launches of torch's ops: one each, but for those in TORCH.
 Bytes: what each kernel must read and write if caches keep nothing from one kernel to the next; of matrices alone.
-Widths and tokens differ between two small runs, from which the bytes per token and width and the bytes per parameter
-follow exactly.
+From two small runs, the second with twice the tokens, follow the bytes per token and width and those per parameter.
 """
 
 from __future__ import annotations
@@ -146,8 +145,10 @@ def of_fp8amp(done: dict[str, Any], args: Any, out: Any) -> tuple[int, int]:
         last = place == len(kernels) - 1
         if name in ("amax_kernel", "grad_amax_kernel"):
             total += 0 if has_full_history(args) else size(args[0])
-        elif name in ("quantize_kernel", "quantize_transpose_kernel", "dequantize_kernel"):
+        elif name in ("quantize_kernel", "quantize_transpose_kernel"):
             total += size(args[0]) + writes
+        elif name == "dequantize_kernel":  # of a ScaledTensor that an op of torch reads
+            total += size(args[0].payload) + size(args[0])
         elif name in ("fused_quantize_kernel", "fused_transpose_kernel"):  # the first one measures
             total += reads + (writes if last else 0)
         elif name in ("norm_backward_kernel", "norm_columns_kernel"):

@@ -94,7 +94,7 @@ def test_launches_and_bytes_of_a_step_do_not_grow() -> None:
         for cells in (re.split(r" *\| *", line) for line in done.stdout.splitlines()[2:])
     }
     bf16 = rows["BF16 PyTorch (autocast, AdamW fused, FP32 states)"]
-    for title, most in (("O2", (95, 390)), ("O2, DelayedScaling", (103, 354)), ("O2, fused layers", (102, 370))):
+    for title, most in (("O2", (95, 390)), ("O2, DelayedScaling", (103, 354)), ("O2, fused layers", (102, 374))):
         launches, per_token, per_parameter = rows[title]
         assert launches <= most[0] and per_token <= most[1]
         assert per_parameter <= 33.0 < bf16[2]
