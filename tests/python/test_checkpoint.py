@@ -136,6 +136,41 @@ def test_changing_the_level_converts_by_value(source, target):  # BR-101
     assert train(other, other_opt, 5, 5)[-1] < 10
 
 
+def stock_state(v):
+    return {"step": torch.tensor(5.0), "exp_avg": v.sqrt(), "exp_avg_sq": v.clone()}
+
+
+def by_initialize(v, **options):
+    layer = nn.Linear(v.shape[1], v.shape[0], bias=False)
+    opt = torch.optim.AdamW(layer.parameters())
+    opt.state[layer.weight] = stock_state(v)
+    fp8amp.initialize(layer, opt, "O2", **options)
+    return opt.state[layer.weight]
+
+
+def by_load_state_dict(v, **options):
+    stock_layer = nn.Linear(v.shape[1], v.shape[0], bias=False)
+    stock = torch.optim.AdamW(stock_layer.parameters())
+    stock.state[stock_layer.weight] = stock_state(v)
+    layer = nn.Linear(v.shape[1], v.shape[0], bias=False)
+    _, opt = fp8amp.initialize(layer, torch.optim.AdamW(layer.parameters()), "O2", **options)
+    opt.load_state_dict(saved(stock.state_dict()))
+    return opt.state[layer.weight]
+
+
+@pytest.mark.parametrize("convert", [by_initialize, by_load_state_dict])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("largest", [1e-6, 1.0, 1e6])
+def test_no_positive_second_moment_becomes_zero_when_a_stock_state_is_converted(convert, rounding, largest):
+    """With v = 0 and m > 0 the next step would be m / eps."""
+    v = largest * 10.0 ** -torch.arange(32.0).reshape(2, 16).repeat(8, 1)  # far below the smallest number of FP16 too
+    v[3] = 0.0
+    got = convert(v, second_moment_rounding=rounding)["exp_avg_sq"]
+    assert got.format is FP16 and float(v[v > 0].min()) > 0.0
+    assert torch.equal(dense(got) > 0, v > 0) and not dense(got).isnan().any()
+    assert torch.allclose(dense(got), v, rtol=2.0**-10, atol=float(got.scale_inv) * 2.0**-24)
+
+
 def test_another_fp8_format_is_converted_by_value():  # BR-101: 448 must not come back as the NaN 0x7E of E5M2
     w = torch.full((4, 4), 0.5)
     a, b = (nn.Parameter(fp8amp.scaled_tensor.scaled_weight(w)) for _ in range(2))
