@@ -10,9 +10,9 @@ import fp8amp
 import pytest
 import torch
 from fp8amp import ScaledTensor
-from fp8amp.scaled_tensor import version
+from fp8amp.scaled_tensor import scaled, version
 from torch import nn
-from twins import E4M3, E5M2, FP16, batch, dense, is_fp8, net, same
+from twins import E4M3, E5M2, FP16, MAX, batch, dense, is_fp8, net, same
 
 X = batch()
 
@@ -92,6 +92,41 @@ def test_a_partial_view_rescales_its_base_instead_of_saturating(weight):
     for row in weight.data:  # values far below the scale 1 of a zeroed weight
         row.fill_(3e-7)
     assert torch.allclose(dense(weight), torch.full((32, 16), 3e-7), rtol=2.0**-10)
+
+
+def row_with(t, value):
+    return torch.cat([torch.full((3,), float(value)), torch.ones(t.shape[-1] - 3)])
+
+
+NON_FINITE_WRITES = {
+    "copy": lambda t, bad: t.copy_(torch.cat([row_with(t, bad)[None], torch.ones(t.shape[0] - 1, t.shape[1])])),
+    "fill": lambda t, bad: t.fill_(bad),
+    "index": lambda t, bad: t.__setitem__((1, 2), bad),
+    "row": lambda t, bad: t.__setitem__(1, row_with(t, bad)),
+    "row of a transpose": lambda t, bad: t.t()[1].fill_(bad),
+    "strided": lambda t, bad: t.t().copy_(torch.full(t.t().shape, bad)),
+    "slice": lambda t, bad: t[::2, 1:].fill_(bad),
+    "masked": lambda t, bad: t.masked_fill_(torch.eye(*t.shape, dtype=torch.bool), bad),
+    "index_put": lambda t, bad: t.index_put_((torch.tensor([0, 3]),), torch.tensor(bad)),
+}
+
+
+@pytest.mark.parametrize("write", NON_FINITE_WRITES)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf])
+@pytest.mark.parametrize("role", ["gradient", "weight", "tensor"])
+@pytest.mark.parametrize("format", [E4M3, E5M2, FP16])
+def test_an_infinity_written_is_nan_in_a_gradient_and_the_largest_number_elsewhere(write, bad, role, format):
+    t = scaled(batch(1, 8, 16), format, role=role)
+    want = dense(t).clone()
+    for target in (t, want):
+        NON_FINITE_WRITES[write](target, bad)
+    hit = want.isinf()
+    stored = t.payload.float()
+    assert hit.any() and not stored[~hit].isnan().any()
+    if role == "gradient":
+        assert stored[hit].isnan().all()
+    else:
+        assert (stored[hit] == math.copysign(MAX[format], bad)).all()
 
 
 @pytest.mark.parametrize("factor", [0.0, math.inf, math.nan, 1e-45, 1e38])
