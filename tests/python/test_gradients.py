@@ -1,4 +1,4 @@
-"""FP8 `.grad`: accumulation, tied use, hooks, clipping, GradScaler, activation checkpointing."""
+"""FP8 `.grad`: accumulation, tied use, hooks, clipping, GradScaler, activation checkpointing; and the sum of a bias."""
 
 import math
 
@@ -125,6 +125,19 @@ def test_clipping_leaves_a_non_finite_gradient_for_the_optimizer(bad):
         fp8amp.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
 
 
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["0.bias", "3.weight"])  # a plain gradient, an FP8 one
+def test_clipping_by_a_non_finite_norm_changes_no_bit_of_any_gradient(model, norm_type, bad, where):
+    model(X).square().sum().backward()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    with torch.no_grad():
+        grads[where].view(-1)[3] = bad
+    before = {name: grad.detach().clone() for name, grad in grads.items()}
+    assert not torch.isfinite(fp8amp.clip_grad_norm_(model.parameters(), 0.1, norm_type))
+    assert all(p.grad is grads[name] and same(p.grad, before[name]) for name, p in model.named_parameters())
+
+
 def test_clip_takes_one_tensor_a_generator_and_nothing():
     assert (
         float(fp8amp.clip_grad_norm_([], 1.0)) == 0.0
@@ -181,17 +194,58 @@ def test_grad_scaler(level, unscale, bad):  # BR-082
         assert relative(model[0].weight, twin[0].weight) < 1e-2
 
 
-@pytest.mark.parametrize("where", ["0.weight", "0.bias"])
-def test_grad_scaler_finds_one_bad_gradient_of_either_kind(where):
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["0.weight", "0.bias", "3.weight", "3.bias"])  # first and last of either kind
+def test_grad_scaler_finds_one_bad_gradient_of_either_kind(where, bad):
     model, opt = trainer()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(model(X).square().mean()).backward()
     with torch.no_grad():
-        model.get_parameter(where).grad.view(-1)[0] = math.nan
+        model.get_parameter(where).grad.view(-1)[0] = bad
     scaler.unscale_(opt)
     scaler.step(opt)
     scaler.update()
     assert scaler.get_scale() == 512.0
+
+
+def test_grad_scaler_unscales_every_gradient_as_it_does_dense_ones():
+    model, opt = trainer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0)  # no power of two
+    scaler.scale(model(X).square().mean()).backward()
+    scaled_grads = [dense(p.grad).clone() for p in model.parameters()]
+    copies = [nn.Parameter(torch.zeros_like(grad)) for grad in scaled_grads]
+    for twin, grad in zip(copies, scaled_grads, strict=True):
+        twin.grad = grad.clone()
+    stock = torch.optim.SGD(copies)
+    payloads = [p.grad.payload.clone() for p in model.parameters() if is_fp8(p.grad)]
+    scaler.unscale_(opt)
+    scaler.unscale_(stock)
+    for p, twin in zip(model.parameters(), copies, strict=True):
+        assert twin.grad.any() and torch.allclose(dense(p.grad), twin.grad, rtol=1e-6, atol=0)
+    after = [p.grad.payload for p in model.parameters() if is_fp8(p.grad)]
+    assert len(payloads) == 2 and all(same(a, b) for a, b in zip(after, payloads, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(gemm="none"),
+        dict(recipe=fp8amp.RowwiseScaling()),
+        dict(recipe=fp8amp.BlockScaling()),
+    ],
+)
+def test_an_fp32_bias_gets_the_fp32_sum_of_bf16_gradients(options):
+    """A BF16 sum has 8 bits, however it was accumulated: up to 2^-9 of it is lost, and bias.grad would show it."""
+    layer = fp8amp.initialize(nn.Linear(16, 32), **options)
+    rows = 4096
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(batch(1, rows))
+    dy = (batch(2, rows, 32) + 1.0).bfloat16()
+    y.backward(dy)
+    want = dy.double().sum(0)
+    assert y.dtype is torch.bfloat16 and layer.bias.grad.dtype is torch.float32
+    assert torch.allclose(layer.bias.grad.double(), want, rtol=2.0**-20, atol=0)
 
 
 def test_adding_to_a_gradient_with_a_factor(model):
