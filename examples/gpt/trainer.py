@@ -214,6 +214,9 @@ class Trainer:
             if now.get(name) != then.get(name):
                 option = "--" + name.replace("_", "-")
                 raise Refused(f"--resume: {self.out} has {option} {then.get(name)}, not {now.get(name)}")
+        stop = self.arguments.stop_at
+        if stop is not None and stop <= content["step"]:
+            raise Refused(f"--stop-at {stop}: the run in {self.out} is at step {content['step']} already")
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.batches.generator.set_state(content["batches"].cpu())

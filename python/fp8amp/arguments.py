@@ -6,7 +6,10 @@ import math
 import numbers
 from typing import Any
 
+import torch
 from torch import Tensor
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def number(value: Any, argument: str) -> float:
@@ -25,8 +28,8 @@ def number(value: Any, argument: str) -> float:
 
 
 def finite(value: Any, argument: str, low: float) -> float:
-    """As `number`, and finite and at least `low`; ValueError otherwise."""
+    """As `number`, at least `low` and finite as a float32, in which kernels take it; ValueError otherwise."""
     got = number(value, argument)
-    if not low <= got < math.inf:
-        raise ValueError(f"{argument} must be a finite number of at least {low:g}, got {got}")
+    if not low <= got <= _FLOAT32_MAX:
+        raise ValueError(f"{argument} must be a finite float32 number of at least {low:g}, got {got}")
     return got

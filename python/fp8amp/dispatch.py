@@ -49,6 +49,8 @@ def _generic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError(f"{func}: torch's collectives cannot carry a ScaledTensor; communicate .dequantize()")
     if func in (aten.resize_.default, aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset):
         raise NotImplementedError(f"{func}: the storage of a ScaledTensor cannot be replaced; use .dequantize()")
+    if torch.Tag.inplace_view in func.tags:  # t_, unsqueeze_, ...
+        raise NotImplementedError(f"{func}: a ScaledTensor cannot change its shape in place; use the op without _")
     arguments = func._schema.arguments
     writes = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
     written: list[tuple[ScaledTensor, Tensor]] = []
@@ -158,6 +160,9 @@ def _rule(*ops: Any) -> Callable[[_Handler], _Handler]:
 def _view(func: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(t, ScaledTensor):
         return NotImplemented
+    if torch.is_inference_mode_enabled() and not t.is_inference():  # torch gives a view the version of its base
+        with torch.inference_mode(False):
+            return _view(func, t, *args, **kwargs)
     base = t if t._owner is None else t._owner
     if func in _DETACHED:  # around the same payload object, so that both see one version counter
         return ScaledTensor(
@@ -272,9 +277,9 @@ def _multiply(func: Any, t: Any, other: Any, **kwargs: Any) -> Any:
     elif isinstance(other, complex):
         return NotImplemented
     moved = (torch.mul if func in (aten.mul_.Tensor, aten.mul_.Scalar) else torch.div)(t._scale_inv, other)
-    # A factor of 0, Inf or NaN must not get stuck in the scale. On a GPU reading it would stall the stream: there it
-    # may, and the values it stands for are right.
-    if not _traced(t._scale_inv) and t.device.type == "cpu" and not _TINY <= abs(float(moved)) < math.inf:
+    # A factor of 0, Inf or NaN, or below 0, must not get stuck in the scale. On a GPU reading it would stall the
+    # stream: there it may, and the values it stands for are right.
+    if not _traced(t._scale_inv) and t.device.type == "cpu" and not _TINY <= float(moved) < math.inf:
         return NotImplemented
     t._scale_inv.copy_(moved)
     return _written(t)

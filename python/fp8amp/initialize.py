@@ -141,7 +141,7 @@ def initialize(
     first, second = LEVELS[opt_level]
     policy = parse_policy(
         "initialize",
-        exp_avg_format or first,
+        first if exp_avg_format is None else exp_avg_format,
         exp_avg_sq_format or second,
         master_rounding,
         moment_rounding,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .nn.conv1d import Conv1D, transformers_class
 from .nn.layer import ScaledWeight
@@ -132,7 +132,7 @@ def _reason(
         return "its weight is no parameter"
     if weight.dtype not in _DTYPES:
         return str(weight.dtype).removeprefix("torch.")
-    others = [owner for owner in owners[id(weight)] if owner != name]
+    others = [owner for owner in owners[_memory(weight)] if owner != name]
     if others:
         return f"tied to {others[0] or 'the model itself'}"
     rows, columns = weight.shape if not isinstance(module, nn.Linear) else weight.shape[::-1]
@@ -147,8 +147,16 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
     for name, module in model.named_modules():
         for parameter in module._parameters.values():
             if parameter is not None:
-                owners.setdefault(id(parameter), []).append(name)
+                owners.setdefault(_memory(parameter), []).append(name)
     return owners
+
+
+def _memory(parameter: Tensor) -> int:
+    """Equal for parameters that are one, or lie in one piece of memory, as `nn.Parameter(other.data)` does: a
+    converted weight has memory of its own."""
+    if type(parameter) is not nn.Parameter or parameter.is_meta or parameter.numel() == 0:
+        return id(parameter)
+    return parameter.untyped_storage().data_ptr() or id(parameter)
 
 
 def summary(level: str, model: nn.Module, left: dict[str, str]) -> str:

@@ -357,6 +357,12 @@ def version(x: Tensor) -> int:
     return -1 if owner.is_inference() else owner._version
 
 
+def versions(x: Tensor) -> tuple[int, int]:
+    """Those of the payload and of the scale of x: what is derived from its values is good while neither moves, and
+    not at all where one is -1."""
+    return version(x), version(x._scale_inv) if isinstance(x, ScaledTensor) else 0
+
+
 torch.serialization.add_safe_globals([_rebuild, ScaledTensor])
 
 from . import dispatch as _dispatch  # noqa: E402  (the handlers need the class above)

@@ -1,7 +1,9 @@
 """Saving and loading: bit-exact states, resume, stock checkpoints, changes of level, safetensors (field reports F)."""
 
 import collections
+import copy
 import io
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 from fp8amp import ScaledTensor
 from fp8amp.optim import AdamW
+from fp8amp.scaled_tensor import scaled
 from torch import nn
 from twins import E4M3, E5M2, FP16, batch, dense, net, same, same_training_state, train, trainer
 
@@ -104,6 +107,28 @@ def test_stock_checkpoints_load_strictly_both_ways(assign):  # BR-099
     with pytest.raises(RuntimeError, match="size mismatch"):
         model.load_state_dict({**plain.state_dict(), "3.weight": torch.ones(2, 2)}, assign=assign)
     model(batch()).sum().backward()
+
+
+@pytest.mark.parametrize("format,role", [(E4M3, "weight"), (FP16, "tensor"), (E4M3, "tensor"), (FP16, "weight")])
+def test_an_assigned_scaled_tensor_becomes_a_weight_of_the_layer(format, role):
+    model, _ = trainer()
+    given = scaled(batch(5, 32, 16), format, role=role)
+    state = model.state_dict() | {"0.weight": given}
+    model.load_state_dict(state, assign=True)
+    weight = model[0].weight
+    assert weight.format is FP16 and weight.role == "weight"
+    assert torch.equal(dense(weight), dense(given))  # both scales are powers of two
+    assert math.log2(weight.scale_inv.item()).is_integer()
+
+
+def test_saving_and_copying_in_inference_mode():
+    model, opt = trainer()
+    train(model, opt, 1)
+    with torch.inference_mode():
+        state, twin, plain = model.state_dict(), copy.deepcopy(model), fp8amp.to_dense(model)
+    assert torch.equal(state["0.weight"], dense(model[0].weight)) and torch.equal(plain[0].weight, state["0.weight"])
+    assert same(twin[0].weight, model[0].weight)
+    train(model, opt, 1)
 
 
 def test_state_dict_of_the_model_is_a_snapshot_and_keep_vars_gives_parameters():  # BR-102
@@ -207,6 +232,13 @@ def test_groups_hooks_and_extra_entries_follow_torch():
         (lambda s: s["param_groups"][0]["params"].pop(), "5 parameters"),
         (lambda s: s["state"][0].pop("exp_avg"), "'exp_avg'"),
         (lambda s: s["state"][0].update(exp_avg=torch.ones(3)), r"\(32, 16\).*\(3,\)"),
+        (lambda s: s["state"].update({0: 5}), "a dict, got int"),
+        (lambda s: s["state"][0].update(step=-1.0), "step.*-1"),
+        (lambda s: s["state"][0].update(step=float("nan")), "step.*nan"),
+        (lambda s: s["state"][0].update(step=torch.tensor(0.5)), "step.*0.5"),
+        (lambda s: s["state"][0].update(step=2.0**24), "step"),
+        (lambda s: s["state"][0].update(step=torch.ones(2)), r"step.*\(2,\)"),
+        (lambda s: s["state"][0].update(step="x"), "step.*'x'"),
         (lambda s: s.pop("state"), "'state'"),
         (lambda s: s.update(param_groups=3), "'param_groups'.*int"),
         (lambda s: s["param_groups"][0].pop("params"), "group 0.*'params'"),
@@ -221,7 +253,7 @@ def test_a_bad_optimizer_file_is_refused_and_nothing_changes(change, text):
     state = saved(opt.state_dict())
     change(state)
     before = {k: v.clone() for k, v in opt.state[model[0].weight].items()}
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         opt.load_state_dict(state)
     assert all(same(before[k], opt.state[model[0].weight][k]) for k in before)
 

@@ -42,6 +42,8 @@ def test_resumed_run_has_the_bits_of_an_uninterrupted_one(run, tmp_path, precisi
     assert run(*same, "--out", whole)[0] == 0
     assert run(*same, "--out", parts, "--stop-at", 3)[0] == 0
     assert not (parts / "summary.json").exists()
+    status, error = run(*same, "--out", parts, "--resume", "--stop-at", 2)
+    assert status == 2 and "--stop-at 2" in error
     assert run(*same, "--out", parts, "--resume")[0] == 0
     assert metrics(whole) == metrics(parts)
     assert_same(*(torch.load(out / "checkpoint.pt") for out in (whole, parts)))

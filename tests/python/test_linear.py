@@ -262,6 +262,14 @@ def test_layers_take_their_input_by_the_stock_name():
     assert torch.equal(m(input=x), m(x)) and torch.equal(conv(x=x), conv(x))
 
 
+def test_the_fp8_weight_follows_a_write_to_its_scale():
+    layer, x = fp8amp.initialize(nn.Sequential(nn.Linear(16, 16, bias=False)))[0], batch()
+    before = layer(x)
+    with torch.no_grad():
+        layer.weight.scale_inv.mul_(2)
+    assert torch.equal(layer(x), 2 * before)
+
+
 def test_the_fp8_weight_follows_the_recipe():
     w, x = layer(16, 16).weight.detach(), batch()
     for recipe in (fp8amp.CurrentScaling(), fp8amp.ConstantScaling(-9), fp8amp.CurrentScaling()):

@@ -253,6 +253,10 @@ def test_what_cannot_work_says_so(weight):
         weight.data = torch.zeros(3)
     with pytest.raises(NotImplementedError, match="dequantize"):
         weight.detach().resize_(3, 3)
+    for change in (lambda w: w.t_(), lambda w: w.unsqueeze_(0), lambda w: w.transpose_(0, 1)):
+        with pytest.raises(NotImplementedError, match="shape in place"):
+            change(weight.detach())
+    assert weight.shape == weight.payload.shape == (32, 16)
 
 
 GOOD = dict(payload=torch.ones(2, dtype=torch.float16), scale_inv=torch.tensor(1.0), dtype=torch.float32)

@@ -116,7 +116,10 @@ class ScaledWeight(nn.Module):
             and isinstance(given, Tensor)
             and isinstance(self.weight, ScaledTensor)
         ):
-            if not isinstance(given, ScaledTensor) and given.shape == self.weight.shape:
+            stored_alike = (
+                isinstance(given, ScaledTensor) and given.format is self.weight.format and given.role == "weight"
+            )
+            if not stored_alike and given.shape == self.weight.shape:
                 state_dict[prefix + "weight"] = scaled(
                     given, self.weight.format, role="weight", dtype=self.weight.dtype
                 )

@@ -1,8 +1,8 @@
 """The E4M3 copy of a weight that the GEMMs read: made once per version of the weight, dropped after the optimizer's
 step.
 
-The key is the version of the payload, which every write bumps (`scaled_tensor.version`), so an update by anybody is
-seen.
+The key are the versions of payload and scale, which every write bumps (`scaled_tensor.versions`), so an update by
+anybody is seen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..policies import E4M3, Overflow
 from ..recipe import Operand, Recipe
-from ..scaled_tensor import ScaledTensor, plain_operand, version
+from ..scaled_tensor import ScaledTensor, plain_operand, versions
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ def _always(_: Any) -> bool:
 
 class _Copy(NamedTuple):
     source: Tensor
-    version: int
+    versions: tuple[int, int]
     recipe: Recipe
     made: Any
 
@@ -35,12 +35,12 @@ def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T], enough
     """make(), kept for as long as neither the weight nor the recipe changes, and it is `enough`."""
     if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
         return make()
-    now, kept = version(weight), weight._fp8_copy
+    now, kept = versions(weight), weight._fp8_copy
     if (
         kept is not None
         and kept.source is weight._payload
-        and kept.version == now
-        and now >= 0
+        and kept.versions == now
+        and min(now) >= 0
         and kept.recipe == recipe
         and enough(kept.made)
     ):
@@ -48,7 +48,7 @@ def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T], enough
         return found
     with torch.inference_mode(False):  # the next training step saves the copy for backward
         made = make()
-    weight._fp8_copy = _Copy(weight._payload, now, recipe, made) if now >= 0 else None
+    weight._fp8_copy = _Copy(weight._payload, now, recipe, made) if min(now) >= 0 else None
     return made
 
 

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from .. import _ops
 from ..nn.weight_cache import drop_fp8_weight
 from ..policies import E4M3, FP16
-from ..scaled_tensor import ScaledTensor, plain_operand, version
-from .groups import check_group, check_parameter
+from ..scaled_tensor import ScaledTensor, plain_operand, versions
+from .groups import check_group, check_memory, check_parameter
 from .loading import load_state_dict
 from .state import StatePolicy, convert_state, make_state, parse_policy, stored_amax
 
@@ -190,6 +190,8 @@ class Adam(Optimizer):
                     members.append((p, p.grad.detach(), index))
                 index += 1
             found.append((group, members))
+        if any("exp_avg" not in self.state.get(p, {}) for _, members in found for p, _, _ in members):
+            check_memory(caller, [p for group in self.param_groups for p in group["params"]])
         result = []
         for group, members in found:
             entries = []
@@ -318,14 +320,15 @@ class AdamW(Adam):
 
 
 class _Stamp:
-    """Which payload was seen, at which version."""
+    """Which payload was seen, at which versions."""
 
     def __init__(self, tensor: ScaledTensor) -> None:
         self.payload = weakref.ref(tensor._payload)
-        self.version = version(tensor)
+        self.versions = versions(tensor)
 
     def same(self, other: _Stamp) -> bool:
-        return self.version == other.version >= 0 and self.payload() is not None and self.payload() is other.payload()
+        counted = self.versions == other.versions and min(self.versions) >= 0
+        return counted and self.payload() is not None and self.payload() is other.payload()
 
 
 def _stamps(entry: _Entry) -> dict[int, _Stamp]:

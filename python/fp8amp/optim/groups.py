@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..arguments import finite
 from ..scaled_tensor import ScaledTensor
@@ -47,3 +48,16 @@ def check_parameter(caller: str, parameter: Tensor) -> None:
     """TypeError for a trainable parameter of a dtype that no step can update. A frozen one may have any."""
     if parameter.requires_grad and not isinstance(parameter, ScaledTensor) and parameter.dtype not in _PLAIN:
         raise TypeError(f"{caller}: parameters must be float32, float16 or bfloat16, got {parameter.dtype}")
+
+
+def check_memory(caller: str, parameters: Sequence[Tensor]) -> None:
+    """ValueError if two of them lie in the same memory, as `nn.Parameter(other.data)` does: both would be updated from
+    the same old values."""
+    places = []
+    for number, parameter in enumerate(parameters):
+        stored = parameter.payload if isinstance(parameter, ScaledTensor) else parameter
+        if type(stored) in (Tensor, nn.Parameter) and stored.numel() > 0 and stored.is_contiguous():
+            places.append((stored.device.type, stored.device.index, stored.data_ptr(), stored.nbytes, number))
+    for (*device, first, size, one), (*other, second, _, two) in pairwise(sorted(places)):
+        if device == other and second < first + size:
+            raise ValueError(f"{caller}: parameters {one} and {two} share memory; tie them by one nn.Parameter")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _ops
+from ..arguments import number
 from ..policies import E4M3, E5M2, FP16, Rounding
 from ..scaled_tensor import ScaledTensor, plain_operand, scaled, scaled_zeros
 
@@ -112,11 +113,15 @@ def stored_amax(x: Tensor) -> Tensor:
 
 def check_state(caller: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
     """ValueError if `state` is no Adam state of this parameter. An empty one is fine."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{caller}: the state of a parameter must be a dict, got {type(state).__name__}")
     if not state:
         return
     for name in ("step", "exp_avg", "exp_avg_sq"):
         if name not in state:
             raise ValueError(f"{caller}: the state of a parameter must hold {name!r}, got {sorted(map(str, state))}")
+    if number(state["step"], f"{caller}: step") not in range(2**24):
+        raise ValueError(f"{caller}: step must be a whole number from 0 to below 2^24, got {state['step']}")
     for name in ("exp_avg", "exp_avg_sq"):
         value = state[name]
         if not isinstance(value, Tensor) or value.shape != parameter.shape:
