@@ -52,7 +52,8 @@ struct AdamOptions {
   float weight_decay = 0.0f;
   numerics::WeightDecay decay = numerics::WeightDecay::kDecoupled;  // AdamW; kL2: Adam
   bool maximize = false;
-  Rounding master_rounding = Rounding::kNearest;
+  // nearest: updates below half a step of FP16 are lost
+  Rounding master_rounding = Rounding::kStochastic;
   // nearest: codes 1-4 of E4M3 never decay at beta1 = 0.9
   Rounding moment_rounding = Rounding::kStochastic;
   Rounding second_moment_rounding = Rounding::kNearest;

@@ -82,7 +82,7 @@ struct AdamMaximum {
 
 // AdamW with the roundings that are the default: it has loops of its own, without choices.
 __device__ __forceinline__ bool is_usual(const AdamPass& b, const AdamPlan& plan) {
-  return plan.step.scalars.p_l2 == 0.0f && b.p_rounding == Rounding::kNearest &&
+  return plan.step.scalars.p_l2 == 0.0f && b.p_rounding == Rounding::kStochastic &&
          b.m_rounding == Rounding::kStochastic && b.v_rounding == Rounding::kNearest;
 }
 
@@ -101,7 +101,7 @@ __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPas
   numerics::AdamScalars s = plan.step.scalars;
   if (kUsual) s.p_l2 = 0.0f;
   const Storing store_p{
-      s.p_scale, kUsual ? Rounding::kNearest : b.p_rounding, {plan.p_key, std::uint64_t(i)}},
+      s.p_scale, kUsual ? Rounding::kStochastic : b.p_rounding, {plan.p_key, std::uint64_t(i)}},
       store_m{
           s.m_scale, kUsual ? Rounding::kStochastic : b.m_rounding, {plan.m_key, std::uint64_t(i)}},
       store_v{

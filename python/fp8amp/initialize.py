@@ -49,7 +49,7 @@ def initialize(
     recipe: Recipe | None = None,
     include: Names | Predicate | None = None,
     exclude: Names | Predicate | None = None,
-    master_rounding: str = "nearest",
+    master_rounding: str = "stochastic",
     moment_rounding: str = "stochastic",
     seed: int = 0,
     gemm: str = "fp8",
@@ -70,7 +70,7 @@ def initialize(
     recipe: Recipe | None = None,
     include: Names | Predicate | None = None,
     exclude: Names | Predicate | None = None,
-    master_rounding: str = "nearest",
+    master_rounding: str = "stochastic",
     moment_rounding: str = "stochastic",
     seed: int = 0,
     gemm: str = "fp8",
@@ -90,7 +90,7 @@ def initialize(
     recipe: Recipe | None = None,
     include: Names | Predicate | None = None,
     exclude: Names | Predicate | None = None,
-    master_rounding: str = "nearest",
+    master_rounding: str = "stochastic",
     moment_rounding: str = "stochastic",
     seed: int = 0,
     gemm: str = "fp8",
@@ -115,7 +115,8 @@ def initialize(
             predicate (name, module) -> bool. Default: all with both sides of 16 or more. Layers whose
             weight is tied to another module never convert.
         exclude: which of those not; names or a predicate.
-        master_rounding: of the FP16 weight after the optimizer's update, ``"nearest"`` or ``"stochastic"``.
+        master_rounding: of the FP16 weight after the optimizer's update. With ``"nearest"`` updates below half a step
+            of FP16, 2.4e-4 to 4.9e-4 of the weight, are lost: at learning rates of 1e-5 most are.
         moment_rounding: of an FP8 exp_avg. With ``"nearest"`` its smallest codes never decay.
         seed: of stochastic rounding; equal seeds give equal bits.
 

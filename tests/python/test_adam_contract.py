@@ -3,7 +3,7 @@
 import fp8amp
 import pytest
 import torch
-from fp8amp.optim import Adam
+from fp8amp.optim import Adam, AdamW
 from fp8amp.scaled_tensor import scaled_weight
 from torch import nn
 from twins import batch, dense, is_fp8, net, same, train
@@ -98,3 +98,12 @@ def test_a_frozen_layer_leaves_the_rounding_of_the_others_alone():
         assert (model[0].weight.grad is None) is frozen and is_fp8(model[3].weight.grad)
         runs.append([model[3].weight, *(opt.state[model[3].weight][name] for name in ("exp_avg", "exp_avg_sq"))])
     assert all(same(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_adamw_stays_decoupled_when_it_loads_a_checkpoint_of_adam():
+    parameters = [managed(1), plain(2)]
+    stock = torch.optim.Adam([nn.Parameter(dense(p).clone()) for p in parameters], weight_decay=0.1)
+    opt, twin = AdamW(parameters), torch.optim.AdamW([nn.Parameter(dense(p).clone()) for p in parameters])
+    for optimizer in (opt, twin):
+        optimizer.load_state_dict(stock.state_dict())
+        assert optimizer.param_groups[0]["decoupled_weight_decay"] is True

@@ -72,6 +72,21 @@ def test_updates_below_half_a_unit(
     assert float(dense(p)[0, 1:].mean()) == pytest.approx(want, abs=tolerance) and float(dense(p)[0, 0]) == 1.0
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_level_follows_a_learning_rate_of_fine_tuning(level):
+    """100 steps of 1e-5 on weights of 0.05: with a master rounded to nearest half of them would not move."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    with torch.no_grad():
+        model[0].weight.normal_(std=0.05)
+    fp8amp.initialize(model, opt := torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0), level)
+    before = dense(model[0].weight).clone()
+    for _ in range(100):
+        model[0].weight.grad = torch.ones(64, 64)
+        opt.step()
+    assert float((before - dense(model[0].weight)).mean()) == pytest.approx(1e-3, rel=0.03)
+
+
 def test_moments_do_not_lag():  # BR-091
     for beta1 in (0.9, 0.95):
         p, g = parameter([[0.0] * 4]), torch.tensor([[1.0, 0.3, 0.07, 0.01]])

@@ -49,7 +49,7 @@ class Adam(Optimizer):
         exp_avg_format: float8_e4m3fn (O2, the default) or float32 (O1), for the weights of FP8 layers.
         exp_avg_sq_format: float16 (O2, the default), float32 (O1), or a float8 dtype, which diverges in long runs
             (for studies).
-        master_rounding: of the FP16 weight, ``"nearest"`` or ``"stochastic"``.
+        master_rounding: of the FP16 weight, ``"stochastic"``, which keeps small updates on average, or ``"nearest"``.
         moment_rounding: of exp_avg. With ``"nearest"`` its smallest codes never decay.
         second_moment_rounding: of exp_avg_sq.
         seed: of stochastic rounding.
@@ -77,7 +77,7 @@ class Adam(Optimizer):
         decoupled_weight_decay: bool = False,
         exp_avg_format: torch.dtype = E4M3,
         exp_avg_sq_format: torch.dtype = FP16,
-        master_rounding: str = "nearest",
+        master_rounding: str = "stochastic",
         moment_rounding: str = "stochastic",
         second_moment_rounding: str = "nearest",
         seed: int = 0,
@@ -276,6 +276,11 @@ class AdamW(Adam):
 
     _decoupled = True
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True  # as torch's, whatever a checkpoint of Adam says
+
     def __init__(
         self,
         params: Any,
@@ -292,7 +297,7 @@ class AdamW(Adam):
         fused: bool | None = None,
         exp_avg_format: torch.dtype = E4M3,
         exp_avg_sq_format: torch.dtype = FP16,
-        master_rounding: str = "nearest",
+        master_rounding: str = "stochastic",
         moment_rounding: str = "stochastic",
         second_moment_rounding: str = "nearest",
         seed: int = 0,

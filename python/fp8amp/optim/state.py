@@ -32,7 +32,7 @@ class StatePolicy:
 
     exp_avg_format: torch.dtype = E4M3
     exp_avg_sq_format: torch.dtype = FP16
-    master_rounding: Rounding = Rounding.NEAREST
+    master_rounding: Rounding = Rounding.STOCHASTIC
     moment_rounding: Rounding = Rounding.STOCHASTIC
     second_moment_rounding: Rounding = Rounding.NEAREST
     seed: int = 0
