@@ -325,7 +325,8 @@ def scaled(
         overflow=overflow,
         seed=seed,
     )
-    return ScaledTensor(payload, scale_inv, dtype or x.dtype, role=role, scale_rounding=scale_rounding)
+    # not checked: the op has made the scale, and while a stream captures it is not there yet
+    return ScaledTensor(payload, scale_inv, dtype or x.dtype, role=role, scale_rounding=scale_rounding, checked=False)
 
 
 def scaled_weight(x: Tensor, format: torch.dtype = FP16) -> ScaledTensor:
