@@ -116,6 +116,7 @@ step_python() {
     export FP8AMP_EMULATED_TORCH=$root/build/cpp/tests/emulator/fp8amp_torch_emulated.so
   fi
   python -m pytest tests/python -q --durations=5
+  python -m pytest tests/gpu -q --device cpu # what gpu_check.sh runs on a GPU: here, that it runs
 }
 
 step_example() {
