@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 ZONE, BYTE = 256, 0xA5
 
 
