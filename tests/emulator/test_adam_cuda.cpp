@@ -276,8 +276,8 @@ std::vector<NormTensor> norm_tensors(std::deque<Data>& data, std::deque<float>& 
   return tensors;
 }
 
-void expect_equal_norm(const std::deque<Data>& start, float max_norm) {
-  const std::deque<float> scales(start.size(), 0.01f);
+void expect_equal_norm(const std::deque<Data>& start, float max_norm, float scale_inv = 0.01f) {
+  const std::deque<float> scales(start.size(), scale_inv);
   std::deque<Data> host = start, device = start;
   std::deque<float> host_scales = scales, device_scales = scales;
   const auto a = norm_tensors(host, host_scales), b = norm_tensors(device, device_scales);
@@ -305,6 +305,10 @@ TEST(CudaNorm, ManyTensors) {
   for (std::uint32_t i = 0; i < 300; ++i)
     data.push_back(test::random_data(i % 3 ? k43 : i % 2 ? k32 : kB16, i % 7 == 2 ? 0 : 10 * i, i));
   for (float max_norm : {0.0f, 0.5f, 1e9f}) expect_equal_norm(data, max_norm);
+}
+
+TEST(CudaNorm, ClippedScalesStayNormal) {
+  expect_equal_norm({test::random_data(k43, 100, 1)}, 1e-12f, 0x1p-120f);
 }
 
 TEST(CudaNorm, NotFinite) {
