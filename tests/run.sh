@@ -2,7 +2,7 @@
 # Runs every test of fp8amp on a bare Debian or Ubuntu: sets up .venv itself (.ci/setup.sh says what can be set from
 # outside) and stops at the first step that fails. Quick the second time.
 #
-#   bash tests/run.sh               all steps but the last two
+#   bash tests/run.sh               all steps but the last three
 #   bash tests/run.sh cpp python    only these
 #
 #   lint       clang-format, ruff, include direction, rules for files, mypy --strict
@@ -15,6 +15,7 @@
 #   python     tests of the Python package
 #   example    examples/gpt/quickstart.sh for a few steps
 #   exhaustive all 2^32 floats through the conversions, minutes to an hour
+#   mutation   faults seeded in the CUDA backend, one by one: do its tests find them? Five minutes, and a build
 #   newest     the same binary with the newest torch, in .venv-newest
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -120,6 +121,7 @@ step_python() {
     export FP8AMP_EMULATED_TORCH=$root/build/cpp/tests/emulator/fp8amp_torch_emulated.so
   fi
   python -m pytest tests/python -q --durations=5
+  python -m pytest tests/gpu -q --device cpu # what gpu_check.sh runs on a GPU: here, that it runs
 }
 
 step_example() {
@@ -133,6 +135,11 @@ step_exhaustive() {
   for test in numerics cast dequantize; do
     FP8AMP_TEST_EXHAUSTIVE=1 "build/cpp/tests/test_$test" --gtest_brief=1
   done
+}
+
+step_mutation() {
+  configure cpp
+  python tests/mutation/run.py build/cpp
 }
 
 # A second environment, made while other steps compile: the newest torch, without fp8amp.

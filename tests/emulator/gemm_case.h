@@ -129,6 +129,9 @@ class GemmRun {
 
   void restore() { std::memcpy(d_.data(), initial_.data(), initial_.size()); }
   std::uint8_t* bias() const { return bias_.data(); }
+  void set_scale(float a_scale_inv) const {
+    *reinterpret_cast<float*>(a_scales_.data()) = a_scale_inv;
+  }
   std::int64_t bytes() const { return c_.m * c_.n * size_in_bytes(c_.d_type); }
 
  private:

@@ -130,6 +130,18 @@ TEST(CudaAdam, Levels) {
     }
 }
 
+TEST(CudaAdam, LearningRateOnTheDevice) {
+  const float lr = 3e-3f;
+  std::deque<Parameter> given(1, Parameter(kO2, 500, 7)), read = given;
+  StepRun a, b;
+  a.args.hyper.lr = lr;
+  b.args.lr = &lr;
+  b.expect_equal_steps(given);
+  a.steps(given, 2, cuda::grad_amax, cuda::adam);
+  b.steps(read, 2, cuda::grad_amax, cuda::adam);
+  expect_equal(given[0], read[0]);
+}
+
 TEST(CudaAdam, AnyTypes) {
   for (DType p : {k32, k16, k43})
     for (DType g : {k32, k16, kB16, k43, k52})
@@ -265,8 +277,8 @@ std::vector<NormTensor> norm_tensors(std::deque<Data>& data, std::deque<float>& 
   return tensors;
 }
 
-void expect_equal_norm(const std::deque<Data>& start, float max_norm) {
-  const std::deque<float> scales(start.size(), 0.01f);
+void expect_equal_norm(const std::deque<Data>& start, float max_norm, float scale_inv = 0.01f) {
+  const std::deque<float> scales(start.size(), scale_inv);
   std::deque<Data> host = start, device = start;
   std::deque<float> host_scales = scales, device_scales = scales;
   const auto a = norm_tensors(host, host_scales), b = norm_tensors(device, device_scales);
@@ -296,10 +308,33 @@ TEST(CudaNorm, ManyTensors) {
   for (float max_norm : {0.0f, 0.5f, 1e9f}) expect_equal_norm(data, max_norm);
 }
 
+TEST(CudaNorm, ClippedScalesStayNormal) {
+  expect_equal_norm({test::random_data(k43, 100, 1)}, 1e-12f, 0x1p-120f);
+}
+
 TEST(CudaNorm, NotFinite) {
   std::deque<Data> data{test::random_data(k32, 100, 1), test::random_data(k43, 100, 2)};
   test::add_specials(data[0]);
   expect_equal_norm(data, 0.1f);
+}
+
+// Squares that add up to the very middle between two floats, squared, and seven that are lost one
+// by one behind it: added first they would tip it over.
+TEST(CudaNorm, OrderOfTheSums) {
+  Data x(k32, 17);
+  auto* v = x.as<float>();
+  double rest = 0x1p-23 + 0x1p-48;  // (1 + 2^-24)^2 - 1
+  v[0] = 1.0f;
+  for (int i : {8, 16}) {
+    const auto root = std::nextafter(static_cast<float>(std::sqrt(rest)), 0.0f);
+    v[i] = root, rest -= double(root) * root;
+  }
+  for (int i = 1; i < 8; ++i) v[i] = 0.94f * 0x1p-27f;
+  float norm = -1;
+  const std::vector<NormTensor> tensors{{x.get(), k32, nullptr, 17}};
+  cuda::norm({tensors, &norm, nullptr});
+  EXPECT_EQ(norm, 1.0f);
+  expect_equal_norm({x}, 0.5f);
 }
 
 // Sums of more chunks than a chunk takes.

@@ -43,6 +43,7 @@ struct Case {
   ScaleGranularity granularity = ScaleGranularity::kBlock1x128;
   bool out = true, transposed = true;
   bool special = false, scaled = false;
+  bool rising = false;  // the last element of a row is its largest
   std::int64_t x_offset = 0, y_offset = 0;
   ScaleRounding scale_rounding = ScaleRounding::kPowerOfTwo;
   int margin = 0;
@@ -78,6 +79,9 @@ Data input(const Case& c) {
       const float size = r % 7 == 3 ? 0.0f : std::ldexp(1.0f, int(r % 5) - int(k / 100 % 3));
       store_element(x.get(), c.x_type, i, load_element(x.get(), c.x_type, i) * size);
     }
+  if (c.rising)
+    for (std::int64_t r = 0; r < c.rows; ++r)
+      store_element(x.get(), c.x_type, (r + 1) * c.cols - 1, 1e4f);
   if (c.special)
     for (std::int64_t i = 5; i < x.size(); i += 1013)
       store_element(x.get(), c.x_type, i, i % 2 ? NAN : -INFINITY);
@@ -243,7 +247,8 @@ TEST(Blocks, LongRows) {
              .cols = cols,
              .x_type = type,
              .granularity = ScaleGranularity::kRow,
-             .transposed = false});
+             .transposed = false,
+             .rising = cols % 16 == 0});
 }
 
 TEST(Blocks, AnySchedule) {
@@ -274,6 +279,19 @@ TEST(Blocks, TinyAndHugeValues) {
     expect_same(defined(c, x), host, "CPU");
     expect_same(host, run(c, x, cuda::quantize_blocks), "CUDA");
   }
+}
+
+TEST(Blocks, InfinitiesWithoutNaN) {
+  for (ScaleGranularity g : kGranularities)
+    for (Overflow overflow : {Overflow::kSaturate, Overflow::kNaN}) {
+      const Case c{.rows = 20, .cols = 300, .granularity = g, .overflow = overflow};
+      Data x = input(c);
+      x.as<float>()[301] = INFINITY, x.as<float>()[4000] = -INFINITY;
+      const Written host = run(c, x, cpu::quantize_blocks);
+      EXPECT_EQ(host.found_inf, 1.0f);
+      expect_same(defined(c, x), host, "CPU");
+      expect_same(host, run(c, x, cuda::quantize_blocks), "CUDA");
+    }
 }
 
 TEST(Blocks, ThreadsDoNotMatter) {

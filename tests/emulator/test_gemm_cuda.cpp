@@ -160,6 +160,20 @@ TEST(GemmCuda, ScalesMayBeMissing) {
   }
 }
 
+// The stride of the only row means nothing, and no rule is held against it.
+TEST(GemmCuda, OneRowOfAnyStride) {
+  const FakeGpu gpu(90);
+  GemmCase c;
+  c.m = 1;
+  c.k = 32;
+  GemmRun run(c);
+  kernels::GemmArgs g = run.args();
+  g.a_row = 37;
+  kernels::cuda::gemm(g);
+  EXPECT_EQ(run.differences(g), 0);
+  EXPECT_EQ(fake_cuda::counters().launches, 0);
+}
+
 TEST(GemmCuda, EmptySizes) {
   const FakeGpu gpu(90);
   for (bool with_bias : {false, true})

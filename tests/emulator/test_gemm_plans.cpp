@@ -24,10 +24,12 @@ TEST(GemmPlans, AreFoundAgain) {
   GemmCase c;
   c.m = 20;
   GemmRun first(c), second(c);
+  second.set_scale(3.0f);
   for (int i = 0; i < 3; ++i) {
     kernels::cuda::gemm(first.args());
     kernels::cuda::gemm(second.args());  // other pointers of the same alignment
   }
+  EXPECT_EQ(first.differences(first.args()), 0);
   EXPECT_EQ(second.differences(second.args()), 0);
   EXPECT_EQ(counts().misses, 1u);
   EXPECT_EQ(counts().hits, 5u);

@@ -121,3 +121,15 @@ def test_low_bit_training_ends_where_fp32_does():  # BR-090
                 losses.append(loss.item())
             ends.append(sum(losses[-30:]) / 30)
         assert max(ends[1:]) < 1.1 * ends[0] + 1e-3, ends
+
+
+def test_skipped_steps_are_counted_in_one_place():  # a captured graph adds to the counter it has seen
+    p = parameter([[1.0]])
+    opt = Adam([p])
+    give(p, [[1.0]])
+    opt.step()
+    (counter,) = opt._skipped.values()
+    for count in (1, 2):
+        give(p, [[float("nan")]])
+        opt.step()
+        assert opt.skipped_steps == int(counter) == count

@@ -218,8 +218,11 @@ class Adam(Optimizer):
         total = flags[0] if len(flags) == 1 else torch.stack([flag.to(devices[0]) for flag in flags]).amax()
         skipped = self.__dict__.setdefault("_skipped", {})
         found = {device: total.to(device) for device in devices}
-        for device in devices:
-            skipped[device] = skipped[device] + found[device] if device in skipped else found[device].clone()
+        for device in devices:  # in place: every replay of a captured step adds to it
+            if device in skipped:
+                skipped[device].add_(found[device])
+            else:
+                skipped[device] = found[device].clone()
         return found
 
     def _update(self, group: dict[str, Any], entries: list[_Entry], found_inf: Tensor, one: Tensor) -> None:
