@@ -13,7 +13,6 @@ From two small runs, the second with twice the tokens, follow the bytes per toke
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -89,10 +88,6 @@ def size(values: Any) -> int:
     return sum(t.numel() * t.itemsize for t in tensors(values) if t.numel() >= WIDTH * WIDTH and 0 not in t.stride())
 
 
-def activity() -> dict[str, Any]:
-    return dict(json.loads(torch.ops.fp8amp_emulator.activity()))
-
-
 class Recorder(TorchDispatchMode):
     """Adds every op to `traffic`."""
 
@@ -102,9 +97,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         torch.ops.fp8amp_emulator.reset_activity()
-        before = activity()["products"]
+        before = emulated_package.activity()["products"]
         out = func(*args, **(kwargs or {}))
-        done = activity()
+        done = emulated_package.activity()
         done["products"] -= before
         name = func.name()
         # launches inside an op of torch are those of a ScaledTensor that it reads: a dequantisation
@@ -118,7 +113,7 @@ class Recorder(TorchDispatchMode):
 def of_torch(func: Any, args: Any, out: Any) -> tuple[int, int]:
     name = func.name().split(".")[0]
     free = ("aten::detach", "aten::_unsafe_view", "aten::_local_scalar_dense", "aten::empty")
-    if func.is_view or name.startswith(("profiler::", *free)) or func is torch.ops.aten.empty_like.default:
+    if func.is_view or name.startswith(("profiler::", *free)):
         return 0, 0
     if name == "aten::_fused_adamw_":  # parameter, gradient and moments in, all but the gradient out
         return 1, 2 * size(args[:4]) - size(args[1])

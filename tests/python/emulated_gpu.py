@@ -7,7 +7,6 @@ of fp8amp_torch.so; without it, this is the package that is installed.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def train(recipe: fp8amp.Recipe, block: type[Block] = Block) -> dict[str, Any]:
         optimizer.step()
         losses.append(loss.detach())
         if emulated():
-            activity.append(json.loads(torch.ops.fp8amp_emulator.activity()))
+            activity.append(emulated_package.activity())
     return {"losses": losses, "gradients": gradients, "state": state_of(model, optimizer), "activity": activity}
 
 
@@ -104,7 +103,7 @@ def train_by_graph() -> dict[str, Any]:
             step()
         else:
             torch.ops.fp8amp_emulator.replay(graph)
-    activity = [json.loads(torch.ops.fp8amp_emulator.activity())] if emulated() else []
+    activity = [emulated_package.activity()] if emulated() else []
     return {"state": state_of(model, optimizer), "activity": activity}
 
 

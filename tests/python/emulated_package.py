@@ -4,8 +4,12 @@ loads one library of ops, so this is for programs of their own."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
+from typing import Any
+
+import torch
 
 
 def make(folder: Path, library: str) -> Path:
@@ -29,3 +33,8 @@ def load(package: Path) -> None:
     assert spec is not None and spec.loader is not None
     sys.modules["fp8amp"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["fp8amp"])
+
+
+def activity() -> dict[str, Any]:
+    """What the CUDA runtime was asked to do since reset_activity(). Its products are those of the whole process."""
+    return dict(json.loads(torch.ops.fp8amp_emulator.activity()))
