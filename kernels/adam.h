@@ -38,9 +38,9 @@ struct AdamArgs {
   void* stream;
 };
 
-// The random stream of one tensor's master weight, first and second moment: `purpose` of
-// numerics::random_key.
-inline constexpr std::uint32_t kMomentStream = 0, kSecondMomentStream = 1, kMasterStream = 2;
+// The random streams of one tensor, `purpose` of numerics::random_key: of the first the first moment
+// takes the first draw and the master weight the second.
+inline constexpr std::uint32_t kAdamStream = 0, kSecondMomentStream = 1;
 
 // grad_amax: amax[3] of every tensor, and *found_inf = 1 if any of their gradients, times
 // grad_scale, is non-finite, else 0. adam: one step, unless *found_inf is not 0 or any amax[3] *

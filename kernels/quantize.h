@@ -80,7 +80,7 @@ struct AccumulateArgs {
 // maximum and a checksum, the wrapping sum of the bits of their magnitudes (every NaN counts as
 // kNaNBits). Integer additions: any order gives the same key. The maxima alone would not do: a
 // gradient in FP8 has few different ones, and equal keys repeat the same dither.
-inline constexpr std::uint32_t kAccumulateStream = 3;  // purpose of random_key; 0 to 2 are Adam's
+inline constexpr std::uint32_t kAccumulateStream = 3;  // purpose of random_key; 0 and 1 are Adam's
 inline constexpr std::uint32_t kNaNBits = numerics::kInfBits + 1;
 FP8AMP_HD std::uint32_t accumulate_key(std::uint32_t amax_bits, std::uint32_t checksum) {
   const std::uint32_t max = amax_bits < kNaNBits ? amax_bits : kNaNBits;

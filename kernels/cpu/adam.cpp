@@ -27,8 +27,7 @@ AdamLoop make_loop(const AdamArgs& args, const AdamTensor& x, const AdamStep& st
   loop.scalars = step.scalars;
   loop.p_rounding = args.p_rounding, loop.m_rounding = args.m_rounding,
   loop.v_rounding = args.v_rounding;
-  loop.p_key = numerics::random_key(args.seed, step.t, x.id, kMasterStream);
-  loop.m_key = numerics::random_key(args.seed, step.t, x.id, kMomentStream);
+  loop.key = numerics::random_key(args.seed, step.t, x.id, kAdamStream);
   loop.v_key = numerics::random_key(args.seed, step.t, x.id, kSecondMomentStream);
   return loop;
 }

@@ -16,6 +16,8 @@
 
 namespace fp8amp::kernels::cuda {
 
+using numerics::Draw;
+
 // Tensors of a launch: its parameters are at most 32,764 bytes.
 inline constexpr int kMaxAdamTensors = 256, kMaxPassTensors = 1024, kMaxGradTensors = 512;
 inline constexpr std::int64_t kAdamChunk = 4 * kThreads * kVector;  // elements of a block
@@ -24,8 +26,8 @@ inline constexpr std::int64_t kAdamChunk = 4 * kThreads * kVector;  // elements 
 struct AdamPlan {
   AdamTensor tensor;
   AdamStep step;
-  std::uint32_t p_key, m_key, v_key;
-  std::uint32_t aligned;  // all pointers, to 16 bytes
+  std::uint32_t key, v_key;  // m takes the first draw of `key`, p the second
+  std::uint32_t aligned;     // all pointers, to 16 bytes
 };
 struct AdamWork {
   AdamPlan plan;
@@ -100,12 +102,11 @@ __device__ __forceinline__ void update_vector(const AdamTensor& x, const AdamPas
   g.load(x.g, i), m.load(x.m, i), v.load(x.v, i), p.load(x.p, i);
   numerics::AdamScalars s = plan.step.scalars;
   if (kUsual) s.p_l2 = 0.0f;
-  const Storing store_p{
-      s.p_scale, kUsual ? Rounding::kStochastic : b.p_rounding, {plan.p_key, std::uint64_t(i)}},
-      store_m{
-          s.m_scale, kUsual ? Rounding::kStochastic : b.m_rounding, {plan.m_key, std::uint64_t(i)}},
-      store_v{
-          s.v_scale, kUsual ? Rounding::kNearest : b.v_rounding, {plan.v_key, std::uint64_t(i)}};
+  const RandomVector words(plan.key, std::uint64_t(i)), v_words(plan.v_key, std::uint64_t(i));
+  const Rounding usual = Rounding::kStochastic;
+  const Storing store_p{s.p_scale, kUsual ? usual : b.p_rounding, words, Draw::kSecond},
+      store_m{s.m_scale, kUsual ? usual : b.m_rounding, words, Draw::kFirst},
+      store_v{s.v_scale, kUsual ? Rounding::kNearest : b.v_rounding, v_words, Draw::kFirst};
   AdamMaximum high{};
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -169,15 +170,18 @@ __device__ inline void update_element(const AdamPass& b, const AdamPlan& plan, s
   const numerics::AdamElement e =
       numerics::adam_element(s, load_element(x.p, x.p_type, i), load_element(x.g, x.g_type, i),
                              load_element(x.m, x.m_type, i), load_element(x.v, x.v_type, i));
-  const auto random = [i](Rounding rounding, std::uint32_t key) {
-    return rounding == Rounding::kStochastic ? numerics::random_bits(key, std::uint64_t(i)) : 0u;
+  const auto random = [i](Rounding rounding, std::uint32_t key, Draw draw) {
+    return rounding == Rounding::kStochastic ? numerics::random_bits(key, std::uint64_t(i), draw)
+                                             : 0u;
   };
-  max.p = numerics::max_bits(max.p, store_any(x.p, x.p_type, i, e.p, s.p_scale, b.p_rounding,
-                                              random(b.p_rounding, plan.p_key), false));
+  max.p =
+      numerics::max_bits(max.p, store_any(x.p, x.p_type, i, e.p, s.p_scale, b.p_rounding,
+                                          random(b.p_rounding, plan.key, Draw::kSecond), false));
   max.m = numerics::max_bits(max.m, store_any(x.m, x.m_type, i, e.m, s.m_scale, b.m_rounding,
-                                              random(b.m_rounding, plan.m_key), false));
-  max.v = numerics::max_bits(max.v, store_any(x.v, x.v_type, i, e.v, s.v_scale, b.v_rounding,
-                                              random(b.v_rounding, plan.v_key), true));
+                                              random(b.m_rounding, plan.key, Draw::kFirst), false));
+  max.v =
+      numerics::max_bits(max.v, store_any(x.v, x.v_type, i, e.v, s.v_scale, b.v_rounding,
+                                          random(b.v_rounding, plan.v_key, Draw::kFirst), true));
   if (!x.w) return;
   const float master = load_element(x.p, x.p_type, i);
   store_code(x.w, x.w_type, i,
@@ -267,8 +271,7 @@ inline __global__ void __launch_bounds__(kMaxAdamTensors)
   plan.tensor = x;
   work.max_p = work.max_m = work.max_v = work.blocks_done = 0;
   plan.step = prepare_adam_step(x, hyper, b.grad_scale ? *b.grad_scale : 1.0f);
-  plan.p_key = numerics::random_key(b.seed, plan.step.t, x.id, kMasterStream);
-  plan.m_key = numerics::random_key(b.seed, plan.step.t, x.id, kMomentStream);
+  plan.key = numerics::random_key(b.seed, plan.step.t, x.id, kAdamStream);
   plan.v_key = numerics::random_key(b.seed, plan.step.t, x.id, kSecondMomentStream);
   plan.aligned = aligned_to_16(x.p, x.g, x.m, x.v, x.w);
 }

@@ -60,6 +60,7 @@ struct Storing {
   float scale;
   Rounding rounding;
   RandomVector random;
+  numerics::Draw draw;
 };
 
 // Four values at a time: elements 2 k and 2 k + 1, then those 8 behind them. Their codes are made
@@ -84,7 +85,7 @@ __device__ __forceinline__ void store_four(Words<T>& out, int k, const float (&v
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       y[j] = value[j] * s.scale;
-      if (stochastic) random[j] = RandomVector::bits(s.random.word(2 * k + j % 2), j / 2);
+      if (stochastic) random[j] = RandomVector::bits(s.random.word(2 * k + j % 2, s.draw), j / 2);
       x[j] = stochastic ? Stochastic::of(y[j], random[j]) : magnitude(y[j]);
     }
     const std::uint32_t most = max_bits(max_bits(x[0], x[1]), max_bits(x[2], x[3]));

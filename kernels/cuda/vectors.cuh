@@ -112,8 +112,10 @@ struct RandomVector {
   std::uint32_t start;
   __device__ __forceinline__ RandomVector(std::uint32_t key, std::uint64_t i)
       : start(std::uint32_t(8 * i) ^ numerics::mix(key ^ std::uint32_t(8 * i >> 32))) {}
-  __device__ __forceinline__ std::uint32_t word(std::uint32_t k) const {
-    return numerics::mix(start ^ k);
+  __device__ __forceinline__ std::uint32_t word(
+      std::uint32_t k, numerics::Draw draw = numerics::Draw::kFirst) const {
+    const std::uint32_t w = numerics::mix(start ^ k);
+    return draw == numerics::Draw::kSecond ? numerics::second_word(w) : w;
   }
   static __device__ __forceinline__ std::uint32_t bits(std::uint32_t word, bool high) {
     return high ? word >> 12 : word & 0xfffffu;

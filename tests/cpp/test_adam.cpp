@@ -42,9 +42,9 @@ std::uint32_t write_code(void* y, std::int64_t i, float x, float scale, Rounding
   return code & (F::kSign - 1u);
 }
 std::uint32_t write(void* y, DType type, std::int64_t i, float x, float scale, Rounding rounding,
-                    std::uint32_t key, std::uint64_t element, bool second) {
+                    std::uint32_t key, numerics::Draw draw, std::uint64_t element, bool second) {
   const std::uint32_t random =
-      rounding == Rounding::kStochastic ? numerics::random_bits(key, element) : 0;
+      rounding == Rounding::kStochastic ? numerics::random_bits(key, element, draw) : 0;
   switch (type) {
     case DType::kE4M3: return write_code<numerics::E4M3>(y, i, x, scale, rounding, random, second);
     case DType::kE5M2: return write_code<numerics::E5M2>(y, i, x, scale, rounding, random, second);
@@ -61,12 +61,12 @@ AdamMaxima definition(const AdamLoop& l) {
         l.scalars, load_element(l.p, l.p_type, i), load_element(l.g, l.g_type, i),
         load_element(l.m, l.m_type, i), load_element(l.v, l.v_type, i));
     const std::uint64_t element = l.first + static_cast<std::uint64_t>(i);
-    max.p = std::max(max.p, write(l.p, l.p_type, i, e.p, l.scalars.p_scale, l.p_rounding, l.p_key,
-                                  element, false));
-    max.m = std::max(max.m, write(l.m, l.m_type, i, e.m, l.scalars.m_scale, l.m_rounding, l.m_key,
-                                  element, false));
+    max.p = std::max(max.p, write(l.p, l.p_type, i, e.p, l.scalars.p_scale, l.p_rounding, l.key,
+                                  numerics::Draw::kSecond, element, false));
+    max.m = std::max(max.m, write(l.m, l.m_type, i, e.m, l.scalars.m_scale, l.m_rounding, l.key,
+                                  numerics::Draw::kFirst, element, false));
     max.v = std::max(max.v, write(l.v, l.v_type, i, e.v, l.scalars.v_scale, l.v_rounding, l.v_key,
-                                  element, true));
+                                  numerics::Draw::kFirst, element, true));
   }
   return max;
 }
@@ -138,10 +138,9 @@ struct LoopCase {
 };
 
 AdamLoop make_loop(const LoopCase& c, Buffers& b, std::int64_t n, std::uint64_t first) {
-  return {
-      b.p.data(),  b.g.data(), b.m.data(),   b.v.data(),   c.types.p,    c.types.g,   c.types.m,
-      c.types.v,   c.scalars,  c.p_rounding, c.m_rounding, c.v_rounding, 0x12345678u, 0x9abcdef0u,
-      0x0fedcba9u, n,          first};
+  return {b.p.data(),  b.g.data(),  b.m.data(), b.v.data(),   c.types.p,    c.types.g,
+          c.types.m,   c.types.v,   c.scalars,  c.p_rounding, c.m_rounding, c.v_rounding,
+          0x12345678u, 0x9abcdef0u, n,          first};
 }
 
 // Equal bytes; float32 NaN compare as NaN, for their payload depends on the order of operands.
@@ -261,6 +260,30 @@ TEST(AdamLoops, ExtremeValuesEqualTheDefinition) {
     }
 }
 
+// Stochastic masters as trained ones are: normal numbers and zeros in all but one place, where the
+// new value is subnormal, the smallest normal one or the largest.
+TEST(AdamLoops, OneMasterOutOfTheOrdinary) {
+  LoopCase c{test::kO2, kStochastic, kStochastic, kNearest, ordinary_scalars(test::kO2)};
+  c.scalars.p_keep = c.scalars.p_scale = 1.0f;
+  c.scalars.step = 0.0f;
+  for (Isa isa : levels())
+    for (int where : {0, 7, 8, 33, 511, 512, 599})
+      for (float value : {0.0f, 0x1p-24f, 0x1.ffcp-15f, 0x1p-14f, 0x1.004p-14f, 65504.0f})
+        for (float factor : {1.0f, 1.0003f, 0.9997f, 0x1p-9f}) {
+          c.scalars.p_keep = factor;
+          Buffers wanted = make_buffers(c.types, 600, 0, Inputs::kOrdinary, 3);
+          auto* const p = static_cast<std::uint16_t*>(wanted.p.data());
+          for (int i = 0; i < 600; ++i)
+            p[i] = i % 19 == 0 ? 0 : static_cast<std::uint16_t>(0x5000 + 13 * i % 0x1000);
+          p[where] = numerics::encode<numerics::Fp16>(value, kNearest, Overflow::kSaturate);
+          Buffers b = wanted;
+          const AdamMaxima max = definition(make_loop(c, wanted, 600, 0)),
+                           seen = kernels::cpu::loops(isa).adam(make_loop(c, b, 600, 0));
+          expect_equal(b.p, wanted.p, DType::kFloat16, "p of " + std::to_string(value));
+          EXPECT_EQ(seen.p, max.p) << value;
+        }
+}
+
 // A block of O2 in which one code is NaN, at every position of a group.
 TEST(AdamLoops, OneNaNCode) {
   for (int where = 0; where < 80; ++where)
@@ -314,7 +337,7 @@ TEST(AdamLoops, NoAccessPastTheEnd) {
       PageEnd p(bytes(t.p)), g(bytes(t.g)), m(bytes(t.m)), v(bytes(t.v));
       const AdamLoop loop{
           p.data(), g.data(),    m.data(), v.data(), t.p, t.g, t.m, t.v, ordinary_scalars(t),
-          kNearest, kStochastic, kNearest, 1,        2,   3,   n,   0};
+          kNearest, kStochastic, kNearest, 1,        2,   n,   0};
       for (Isa isa : levels()) kernels::cpu::loops(isa).adam(loop);
     }
 }

@@ -125,9 +125,8 @@ TEST(AdamDriver, RandomStreams) {
     };
     kernels::cpu::loops().adam({copy.p, copy.g, copy.m, copy.v, copy.p_type, copy.g_type,
                                 copy.m_type, copy.v_type, prepared.scalars, args.p_rounding,
-                                args.m_rounding, args.v_rounding, key(kernels::kMasterStream),
-                                key(kernels::kMomentStream), key(kernels::kSecondMomentStream),
-                                copy.n, 0});
+                                args.m_rounding, args.v_rounding, key(kernels::kAdamStream),
+                                key(kernels::kSecondMomentStream), copy.n, 0});
     args.tensors = {&tensor, 1};
     kernels::cpu::adam(args);
     EXPECT_EQ(x.p.bytes, y.p.bytes);

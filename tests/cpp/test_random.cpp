@@ -77,6 +77,9 @@ using Generator =
 double ours(std::uint64_t element, std::uint32_t step, std::uint32_t tensor) {
   return random_bits(random_key(1234, step, tensor), element) / double(kAll);
 }
+double second_draw(std::uint64_t element, std::uint32_t step, std::uint32_t tensor) {
+  return random_bits(random_key(1234, step, tensor), element, Draw::kSecond) / double(kAll);
+}
 
 using Words = std::array<std::uint32_t, 4>;
 Words philox_block(Words c, std::uint32_t k0, std::uint32_t k1) {
@@ -177,6 +180,39 @@ TEST(Generator, AsUniformAndUncorrelatedAsPhilox) {
   EXPECT_LT(yardstick.largest, 4.5);
   EXPECT_LT(hash.rms, 1.35);
   EXPECT_LT(hash.rms, yardstick.rms * 1.35);
+}
+
+TEST(Generator, SecondDrawIsAsGoodAsTheFirst) {
+  const Quality second = quality(second_draw);
+  std::printf("second draw: rms %.2f, largest %.2f\n", second.rms, second.largest);
+  EXPECT_LT(second.largest, 4.5);
+  EXPECT_LT(second.rms, 1.35);
+}
+
+// Of an element, of its neighbours and of the element that shares its word: the draws, and whether
+// both round up, which is what counts.
+TEST(Generator, SecondDrawIsIndependentOfTheFirst) {
+  for (int lag : {0, 1, 8, -8, 16}) {
+    const auto first = [&](int i) { return ours(std::uint64_t(i + 16), 7, 3); };
+    const auto second = [&](int i) { return second_draw(std::uint64_t(i + 16 + lag), 7, 3); };
+    EXPECT_LT(std::fabs(correlation(first, second)), 4.5) << lag;
+    constexpr int kBins = 16;
+    std::vector<int> count(kBins * kBins);
+    for (int i = 0; i < kCount; ++i)
+      ++count[std::size_t(first(i) * kBins) * kBins + std::size_t(second(i) * kBins)];
+    double chi = 0;
+    const double expected = double(kCount) / (kBins * kBins);
+    for (int n : count) chi += (n - expected) * (n - expected) / expected;
+    EXPECT_LT((chi - (kBins * kBins - 1)) / std::sqrt(2.0 * (kBins * kBins - 1)), 4.5) << lag;
+    for (double a : {0.01, 0.3, 0.5, 0.9})
+      for (double b : {0.02, 0.25, 0.5, 0.97}) {
+        int both = 0;
+        for (int i = 0; i < kCount; ++i) both += first(i) < a && second(i) < b;
+        const double p = a * b;
+        EXPECT_LT(std::fabs(both - kCount * p) / std::sqrt(kCount * p * (1 - p)), 4.5)
+            << a << " " << b << " lag " << lag;
+      }
+  }
 }
 
 // Mean of rounded values over elements and over steps: within the sampling error, as with the

@@ -35,7 +35,7 @@ template <DType X, class F, bool kMeasure>
     if constexpr (!kMeasure)
       encode_group<F, Rounding::kStochastic, Overflow::kNaN>(
           static_cast<typename F::Bits*>(p), sum, a.scale,
-          random_group(a.key, a.first + std::uint64_t(i)));
+          random_group(a.key, a.first + std::uint64_t(i), numerics::Draw::kFirst));
   }
   if constexpr (kMeasure)
     for (int lane = 0; lane < kLanes; ++lane) *a.checksum += checksum[lane];

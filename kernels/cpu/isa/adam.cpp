@@ -12,6 +12,7 @@ namespace fp8amp::kernels::cpu::FP8AMP_ISA {
 namespace {
 
 using numerics::AdamElement;
+using numerics::Draw;
 
 // Float32 tensors are worked on in place; the others are decoded into a buffer.
 float* load_block(void* x, DType type, std::int64_t n, float* buffer) {
@@ -38,6 +39,7 @@ struct BlockStore {
   float scale;
   Rounding rounding;
   std::uint32_t key;
+  numerics::Draw draw;
 };
 
 // Encodes a block (float32 is already in place); returns the largest code.
@@ -45,7 +47,7 @@ std::uint32_t store_block(const BlockStore& s, const float* x, std::int64_t n, s
                           std::uint32_t float_max) {
   if (s.type == DType::kFloat32) return float_max;
   cast({x, DType::kFloat32, false, 1.0f, s.y, s.type, s.scale, n, s.rounding, Overflow::kSaturate,
-        s.key, first});
+        s.key, first, s.draw});
   return is_float8(s.type) ? largest_code<std::uint8_t>(s.y, n)
                            : largest_code<std::uint16_t>(s.y, n);
 }
@@ -118,12 +120,20 @@ AdamMaxima any_types(const AdamLoop& l) {
   for (std::int64_t i = 0; i < l.n; i += kBlock) {
     const std::int64_t n = std::min(kBlock, l.n - i);
     const std::uint64_t first = l.first + static_cast<std::uint64_t>(i);
-    const BlockStore p_store{element_pointer(l.p, l.p_type, i), l.p_type, l.scalars.p_scale,
-                             l.p_rounding, l.p_key};
-    const BlockStore m_store{element_pointer(l.m, l.m_type, i), l.m_type, l.scalars.m_scale,
-                             l.m_rounding, l.m_key};
-    const BlockStore v_store{element_pointer(l.v, l.v_type, i), l.v_type, 1.0f, l.v_rounding,
-                             l.v_key};
+    const BlockStore p_store{element_pointer(l.p, l.p_type, i),
+                             l.p_type,
+                             l.scalars.p_scale,
+                             l.p_rounding,
+                             l.key,
+                             Draw::kSecond};
+    const BlockStore m_store{element_pointer(l.m, l.m_type, i),
+                             l.m_type,
+                             l.scalars.m_scale,
+                             l.m_rounding,
+                             l.key,
+                             Draw::kFirst};
+    const BlockStore v_store{
+        element_pointer(l.v, l.v_type, i), l.v_type, 1.0f, l.v_rounding, l.v_key, Draw::kFirst};
     float* p = load_block(p_store.y, l.p_type, n, p_buffer);
     float* m = load_block(m_store.y, l.m_type, n, m_buffer);
     float* v = load_block(v_store.y, l.v_type, n, v_buffer);

@@ -42,7 +42,7 @@ AdamMaxima o1_block(const AdamLoop& l, const O1Block& b) {
   std::uint16_t* const p = b.p;
   float *const m = b.m, *const v = b.v;
   const std::uint8_t* const g = b.g;
-  BlockWords words(l.p_key, b.first);
+  BlockWords words(l.key, b.first);
   U8 largest_input{};
   U16 max_p{};
   U32 max_m{}, max_v{};
@@ -71,7 +71,8 @@ AdamMaxima o1_block(const AdamLoop& l, const O1Block& b) {
       }
     }
     if constexpr (R == Rounding::kStochastic) {
-      encode_group<Fp16, R, Overflow::kSaturate>(p + i, w, scale, words.next());
+      encode_group<Fp16, R, Overflow::kSaturate>(p + i, w, scale,
+                                                 spread(second_words(words.next())));
       for (int j = 0; j < 2; ++j)
         max_p = max_codes(max_p, load<U16>(p + i + j * (kGroup / 2)) & std::uint16_t(0x7fff));
     }

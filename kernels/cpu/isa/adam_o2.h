@@ -32,6 +32,10 @@ inline U16 max_codes(U16 a, U16 b) {
   const I16 x = std::bit_cast<I16>(a), y = std::bit_cast<I16>(b);
   return std::bit_cast<U16>(x > y ? x : y);
 }
+inline U16 min_codes(U16 a, U16 b) {
+  const I16 x = std::bit_cast<I16>(a), y = std::bit_cast<I16>(b);
+  return std::bit_cast<U16>(x < y ? x : y);
+}
 inline U8 max_codes(U8 a, U8 b) {
   typedef std::int8_t I8 __attribute__((vector_size(kBytes)));
   const I8 x = std::bit_cast<I8>(a), y = std::bit_cast<I8>(b);
@@ -124,7 +128,8 @@ struct O2Block {
   std::int64_t n;  // a multiple of kGroup
   std::uint64_t first;
   alignas(64) float moment[kBlock];  // m'
-  alignas(64) float update[kBlock];  // sqrt(v') + eps, then m' / (sqrt(v') + eps)
+  alignas(64) float update[kBlock];  // sqrt(v') + eps, then m' / (sqrt(v') + eps), then p'
+  alignas(64) std::uint32_t words[kBlock / 2];  // random, of p
 };
 
 // NaN codes of g or m in the block, whose v is stored already and whose m is not.
@@ -180,10 +185,10 @@ class BlockWords {
   BlockWords(std::uint32_t key, std::uint64_t first)
       : high_(numerics::mix(key ^ static_cast<std::uint32_t>(first / 2 >> 32))),
         count_(lane_numbers(LaneIndex{}) + static_cast<std::uint32_t>(first / 2)) {}
-  RandomGroup next() {
-    const RandomGroup r = random_words(high_, count_);
+  U32Pair next() {
+    const U32Pair words = random_words(high_, count_);
     count_ += std::uint32_t(kGroup / 2);
-    return r;
+    return words;
   }
 
  private:
@@ -199,18 +204,26 @@ inline void prefetch(const O2Block& b, std::int64_t i) {
   __builtin_prefetch(b.v + i);
 }
 
-// 2: m' is stored, and the update made.
-template <Rounding R>
+// 2: m' is stored, the update made, and the words of p' if they are wanted.
+template <Rounding R, Rounding kWeight>
 inline std::uint32_t o2_store_moment(const AdamLoop& l, O2Block& b) {
   const F32 scale = all(l.scalars.m_scale);
   const std::int64_t n = b.n;
-  BlockWords words(l.m_key, b.first);
+  BlockWords block_words(l.key, b.first);
   std::uint8_t* const codes = b.m;
   U8 max{};
   for (std::int64_t i = 0; i < n; i += kGroup) {
     prefetch(b, i + kBlock);
     RandomGroup random;
-    if constexpr (R == Rounding::kStochastic) random = words.next();
+    if constexpr (R == Rounding::kStochastic || kWeight == Rounding::kStochastic) {
+      const U32Pair words = block_words.next();
+      if constexpr (R == Rounding::kStochastic) random = spread(words);
+      if constexpr (kWeight == Rounding::kStochastic) {
+        const U32Pair second = second_words(words);
+        store(b.words + i / 2, second.a);
+        store(b.words + i / 2 + kLanes, second.b);
+      }
+    }
     U32 code[4], value[4];
     for (int j = 0; j < 4; ++j) {
       value[j] = load<U32>(b.moment + i + j * kLanes);
@@ -238,19 +251,31 @@ inline U16 truncate_to_halves(U32 lo, U32 hi) {
 #endif
 }
 
+// The magnitudes of p' * scale are 0 or normal FP16 numbers, or larger.
+inline bool is_normal_or_zero(const float* p, float scale, std::int64_t n) {
+  constexpr std::uint32_t kMinNormal = 0x38800000u;  // 2^-14
+  U32 least = ~U32{};                                // magnitude - 1: zeros are large
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const U32 below = magnitude(load<F32>(p + i) * scale) - 1u;
+    least = least < below ? least : below;
+  }
+  for (int i = 0; i < kLanes; ++i)
+    if (least[i] < kMinNormal - 1) return false;
+  return true;
+}
+
 // 3, stochastic: random bits below FP16's last one, and a conversion that truncates. That is right
 // for normal FP16 numbers and 0; a block with anything else is done again from the kept values.
 inline std::uint32_t o2_store_weight_stochastic(const AdamLoop& l, O2Block& b) {
-  constexpr std::uint32_t kMinNormal = 0x38800000u;  // 2^-14
+  constexpr std::uint32_t kMinNormalCode = 0x400;
   const F32 p_keep = all(l.scalars.p_keep), step = all(l.scalars.step),
             p_scale = all(l.scalars.p_scale);
-  BlockWords words(l.p_key, b.first);
   const std::int64_t n = b.n;
   std::uint16_t* const codes = b.p;
-  U16 max{};
-  U32 smallest = ~U32{};  // magnitude - 1: zeros are large
+  U16 max{}, min = all(std::uint16_t(0x7fff));
   for (std::int64_t i = 0; i < n; i += kGroup) {
-    const RandomGroup random = words.next();
+    const RandomGroup random =
+        spread({load<U32>(b.words + i / 2), load<U32>(b.words + i / 2 + kLanes)});
     for (int j = 0; j < 2; ++j) {
       std::uint16_t* p = codes + i + j * (kGroup / 2);
       F32 P[2];
@@ -260,23 +285,24 @@ inline std::uint32_t o2_store_weight_stochastic(const AdamLoop& l, O2Block& b) {
         float* update = b.update + i + (2 * j + k) * kLanes;
         const F32 w = P[k] * p_keep - step * load<F32>(update);
         store(update, w);
-        const U32 scaled = bits(w * p_scale), below = (scaled & 0x7fffffffu) - 1u;
-        smallest = smallest < below ? smallest : below;
-        sum[k] = scaled + (random.r[2 * j + k] >> (numerics::kRandomBits - 13));
+        sum[k] = bits(w * p_scale) + (random.r[2 * j + k] >> (numerics::kRandomBits - 13));
       }
-      const U16 h = truncate_to_halves(sum[0], sum[1]);
+      const U16 h = truncate_to_halves(sum[0], sum[1]), code = h & std::uint16_t(0x7fff);
       store(p, h);
-      max = max_codes(max, h & std::uint16_t(0x7fff));
+      max = max_codes(max, code);
+      min = min_codes(min, code);
     }
   }
-  std::uint32_t least = ~0u;
-  for (int i = 0; i < kLanes; ++i) least = least < smallest[i] ? least : smallest[i];
   const std::uint32_t largest = largest_lane(max);
-  if (least >= kMinNormal - 1 && largest < Fp16::kMaxCode) [[likely]]
+  // the sum of a subnormal number may reach the smallest normal one
+  if (largest < Fp16::kMaxCode &&
+      (0x7fff - largest_lane(std::uint16_t(0x7fff) - min) > kMinNormalCode ||
+       is_normal_or_zero(b.update, l.scalars.p_scale, n))) [[likely]]
     return largest;
   std::uint32_t mended = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::uint32_t random = numerics::random_bits(l.p_key, b.first + std::uint64_t(i));
+    const std::uint32_t random =
+        numerics::random_bits(l.key, b.first + std::uint64_t(i), numerics::Draw::kSecond);
     codes[i] = numerics::encode<Fp16>(b.update[i] * l.scalars.p_scale, Rounding::kStochastic,
                                       Overflow::kSaturate, random);
     mended = std::max<std::uint32_t>(mended, codes[i] & 0x7fffu);
@@ -328,7 +354,7 @@ AdamMaxima adam_o2_rounded(const AdamLoop& l) {
       mend_nan_inputs(b);
     if (v >= kHalfInf || nan_inputs) [[unlikely]]
       v = mend_halves(b.v, b.n);
-    std::uint32_t m = o2_store_moment<kMoment>(l, b);
+    std::uint32_t m = o2_store_moment<kMoment, kWeight>(l, b);
     if (nan_inputs) [[unlikely]]
       for (std::int64_t k = 0; k < b.n; ++k)
         if (b.moment[k] != b.moment[k]) b.m[k] = E4M3::kNaNCode, m = E4M3::kNaNCode;

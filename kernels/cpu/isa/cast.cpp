@@ -32,6 +32,7 @@ template <DType X, bool kScaled, class F, Rounding R, Overflow O>
               x_scale_inv =
                   loop.x_scale_inv;  // copies: a store through a byte pointer could change the loop
   const std::uint32_t key = loop.key;
+  const numerics::Draw draw = loop.draw;
   const std::int64_t whole = n / kGroup * kGroup;
   typename F::Bits* codes = static_cast<typename F::Bits*>(y);
   U32 m = max;
@@ -39,7 +40,8 @@ template <DType X, bool kScaled, class F, Rounding R, Overflow O>
     const Group g = load_values<X, kScaled>(element_pointer(x, X, i), x_scale_inv);
     for (int j = 0; j < 4; ++j) m = max_bits(m, magnitude(g.v[j]));
     RandomGroup random;
-    if constexpr (R == Rounding::kStochastic) random = random_group(key, first + std::uint64_t(i));
+    if constexpr (R == Rounding::kStochastic)
+      random = random_group(key, first + std::uint64_t(i), draw);
     encode_group<F, R, O>(codes + i, g, scale, random);
   }
   max = m;

@@ -5,6 +5,7 @@
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/adam_update.h>
+#include <fp8amp/numerics/random.h>
 #include <fp8amp/numerics/scale_layout.h>
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace fp8amp::kernels::cpu {
 
 // y[i] = format(value * scale), value = x[i] (* x_scale_inv if has_x_scale_inv); returns the bits
 // of max |value|. numerics::quantize_element is the definition; the random bits are
-// random_bits(key, first + i).
+// random_bits(key, first + i, draw).
 struct CastLoop {
   const void* x;
   DType x_type;
@@ -29,6 +30,7 @@ struct CastLoop {
   Overflow overflow;
   std::uint32_t key;
   std::uint64_t first;  // a multiple of 16
+  numerics::Draw draw = numerics::Draw::kFirst;
 };
 
 // The same on rows [0, rows) of x[., cols]; codes also to yt[c * yt_stride + r]. Nearest rounding,
@@ -100,7 +102,7 @@ struct AdamLoop {
   DType p_type, g_type, m_type, v_type;
   numerics::AdamScalars scalars;
   Rounding p_rounding, m_rounding, v_rounding;
-  std::uint32_t p_key, m_key, v_key;
+  std::uint32_t key, v_key;  // m takes the first draw of `key`, p the second
   std::int64_t n;
   std::uint64_t first;
 };

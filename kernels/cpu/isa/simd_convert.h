@@ -4,7 +4,7 @@
 //   Group v = load_group<DType::kE4M3>(codes);                                        any type ->
 //   FP32 store_group<DType::kFloat32>(y, v);                                               FP32,
 //   FP16, BF16: nearest even, Inf stays Inf encode_group<E4M3, Rounding::kStochastic,
-//   Overflow::kSaturate>(y, v, scale, random_group(key, first));
+//   Overflow::kSaturate>(y, v, scale, random_group(key, first, draw));
 #pragma once
 #include <fp8amp/dtype.h>
 #include <fp8amp/numerics/convert.h>
@@ -181,24 +181,30 @@ inline RandomGroup spread(U32 w0, U32 w1, std::integer_sequence<int, I...>) {
 }
 // A group inside which the low 32 bits of the word index wrap: once in 2^33 elements.
 [[gnu::noinline, gnu::cold]] inline RandomGroup random_group_wrapping(std::uint32_t key,
-                                                                      std::uint64_t first) {
+                                                                      std::uint64_t first,
+                                                                      numerics::Draw draw) {
   RandomGroup g;
   for (int i = 0; i < kGroup; ++i)
-    g.r[i / kLanes][i % kLanes] = numerics::random_bits(key, first + std::uint64_t(i));
+    g.r[i / kLanes][i % kLanes] = numerics::random_bits(key, first + std::uint64_t(i), draw);
   return g;
 }
-// `count`: lane_numbers(LaneIndex{}) + the index of the first word; high: numerics::mix(key ^ upper
-// half of that index).
-inline RandomGroup random_words(std::uint32_t high, U32 count) {
-  return spread(mix(count ^ high), mix((count + std::uint32_t(kLanes)) ^ high), LaneIndex{});
+// The words of a group. `count`: lane_numbers(LaneIndex{}) + the index of the first one; high:
+// numerics::mix(key ^ upper half of that index).
+inline U32Pair random_words(std::uint32_t high, U32 count) {
+  return {mix(count ^ high), mix((count + std::uint32_t(kLanes)) ^ high)};
 }
+inline U32Pair second_words(const U32Pair& first) {
+  return {first.a * numerics::second_word(1), first.b * numerics::second_word(1)};
+}
+inline RandomGroup spread(const U32Pair& words) { return spread(words.a, words.b, LaneIndex{}); }
 // Of elements first, first + 1, ...; `first` is a multiple of 16.
-inline RandomGroup random_group(std::uint32_t key, std::uint64_t first) {
+inline RandomGroup random_group(std::uint32_t key, std::uint64_t first, numerics::Draw draw) {
   const std::uint64_t word = first / 2;
   if (std::uint32_t(word) > 0xffffffffu - kGroup / 2) [[unlikely]]
-    return random_group_wrapping(key, first);
-  return random_words(numerics::mix(key ^ std::uint32_t(word >> 32)),
-                      lane_numbers(LaneIndex{}) + std::uint32_t(word));
+    return random_group_wrapping(key, first, draw);
+  const U32Pair words = random_words(numerics::mix(key ^ std::uint32_t(word >> 32)),
+                                     lane_numbers(LaneIndex{}) + std::uint32_t(word));
+  return spread(draw == numerics::Draw::kSecond ? second_words(words) : words);
 }
 
 // ---- FP32 to codes of a format: numerics::quantize_element, and encode_second_moment with
