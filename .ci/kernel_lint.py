@@ -3,10 +3,12 @@
 
     kernel_lint.py            exit 1 on a broken rule, a spill, or a kernel over tests/kernel_budget.json
     kernel_lint.py --write    write the budget from what the compiler says now
+    kernel_lint.py --keep F   leave the PTX and the code of every target in the folder F
 
 The budget holds for one version of nvcc; another one is told, and only the rules are checked.
 """
 
+import argparse
 import json
 import os
 import re
@@ -73,27 +75,27 @@ def assemble(ptx: Path, target: str, cubin: Path) -> tuple[str, dict[str, list[i
     return log, used
 
 
-def check(source: Path) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
-    """Broken rules, and {kernel: {target: [registers, bytes of shared memory]}}."""
-    with tempfile.TemporaryDirectory() as folder:
-        ptx = Path(folder) / "kernels.ptx"
-        text = compile_ptx(source, ptx)
-        bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", text, re.S))
-        names = short_names(list(bodies))
-        errors = []
-        for mangled, body in bodies.items():
-            for rule, why in FORBIDDEN.items():
-                if found := re.search(rule, body):
-                    errors.append(f"{source.name}: {names[mangled]}: {why}: {found.group(0)}")
-            if CASTS.search(names[mangled]):
-                missing = [what for rule, what in REQUIRED.items() if not re.search(rule, body)]
-                errors += [f"{source.name}: {names[mangled]}: no {what}" for what in missing]
-        used: dict[str, dict[str, list[int]]] = {}
-        for target in TARGETS:
-            log, kernels = assemble(ptx, target, Path(folder) / "cubin")
-            errors += [f"{source.name}: {target}: {line}" for line in log.splitlines() if "warning" in line.lower()]
-            for mangled, resources in kernels.items():
-                used.setdefault(names[mangled], {})[target] = resources
+def check(source: Path, folder: Path) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
+    """Broken rules, and {kernel: {target: [registers, bytes of shared memory]}}. Leaves {stem}.ptx and {stem}.{target} in
+    `folder`."""
+    ptx = folder / f"{source.stem}.ptx"
+    text = compile_ptx(source, ptx)
+    bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", text, re.S))
+    names = short_names(list(bodies))
+    errors = []
+    for mangled, body in bodies.items():
+        for rule, why in FORBIDDEN.items():
+            if found := re.search(rule, body):
+                errors.append(f"{source.name}: {names[mangled]}: {why}: {found.group(0)}")
+        if CASTS.search(names[mangled]):
+            missing = [what for rule, what in REQUIRED.items() if not re.search(rule, body)]
+            errors += [f"{source.name}: {names[mangled]}: no {what}" for what in missing]
+    used: dict[str, dict[str, list[int]]] = {}
+    for target in TARGETS:
+        log, kernels = assemble(ptx, target, ptx.with_suffix("." + target))
+        errors += [f"{source.name}: {target}: {line}" for line in log.splitlines() if "warning" in line.lower()]
+        for mangled, resources in kernels.items():
+            used.setdefault(names[mangled], {})[target] = resources
     return errors, used
 
 
@@ -114,12 +116,18 @@ def over_budget(used: dict[str, dict[str, list[int]]], budget: dict[str, dict[st
 
 
 def main() -> int:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(check, sources()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--keep", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        kept = args.keep or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        results = list(pool.map(lambda source: check(source, kept), sources()))
     errors = [error for found, _ in results for error in found]
     used = {kernel: targets for _, found in results for kernel, targets in found.items()}
     version = nvcc_version()
-    if "--write" in sys.argv[1:]:
+    if args.write:
         lines = [f"{json.dumps(kernel)}: {json.dumps(targets)}" for kernel, targets in sorted(used.items())]
         BUDGET.write_text(f'{{"nvcc": "{version}",\n"kernels": {{\n' + ",\n".join(lines) + "\n}}\n")
     budget = json.loads(BUDGET.read_text())

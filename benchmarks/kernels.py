@@ -150,12 +150,13 @@ def block_sizes(ptx: str) -> dict[str, int]:
     return {name: int(threads) for name, threads in re.findall(r"\.entry (\w+)\([^{]*?\.maxntid (\d+)", ptx)}
 
 
-def rows_of(source: Path, nvdisasm: Path) -> list[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        ptx, cubin = Path(folder) / "kernels.ptx", Path(folder) / "kernels.cubin"
-        threads_of = block_sizes(kernel_lint.compile_ptx(source, ptx))
-        _, used = kernel_lint.assemble(ptx, "sm_90", cubin)
-        functions = disassemble(nvdisasm, cubin)
+def rows_of(source: Path, nvdisasm: Path, folder: Path) -> list[Row]:
+    ptx = folder / f"{source.stem}.ptx"
+    if not ptx.exists():
+        kernel_lint.compile_ptx(source, ptx)
+    threads_of = block_sizes(ptx.read_text())
+    _, used = kernel_lint.assemble(ptx, "sm_90", ptx.with_suffix(".sm_90"))
+    functions = disassemble(nvdisasm, ptx.with_suffix(".sm_90"))
     names = kernel_lint.short_names(list(used))
     rows = []
     for mangled, (registers, shared) in used.items():
@@ -215,13 +216,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write benchmarks/gpu/kernels.md and kernels.json")
     parser.add_argument("--check", action="store_true", help="fail where instructions bind")
+    parser.add_argument("--ptx", type=Path, metavar="FOLDER", help="what `.ci/kernel_lint.py --keep FOLDER` compiled")
     args = parser.parse_args()
     nvdisasm = find_nvdisasm()
     if nvdisasm is None or not shutil.which("nvcc"):
         print("skipped: no nvcc or no nvdisasm")
         return 77
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(lambda source: rows_of(source, nvdisasm), kernel_lint.sources()))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        ptx = args.ptx or Path(folder)
+        results = list(pool.map(lambda source: rows_of(source, nvdisasm, ptx), kernel_lint.sources()))
     rows = sorted((row for found in results for row in found), key=lambda row: row.kernel)
     text = markdown(rows, kernel_lint.nvcc_version())
     if args.write:

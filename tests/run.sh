@@ -105,8 +105,9 @@ step_compilers() {
 step_cuda() {
   local PATH=$PATH:/usr/local/cuda/bin
   if command -v nvcc >/dev/null; then
-    python .ci/kernel_lint.py
-    python benchmarks/kernels.py --check || [ $? = 77 ]
+    rm -rf build/kernels
+    python .ci/kernel_lint.py --keep build/kernels
+    python benchmarks/kernels.py --check --ptx build/kernels || [ $? = 77 ]
     build cuda -DFP8AMP_CUDA=ON -DFP8AMP_CUDA_ARCHS=90 -DFP8AMP_TESTS=OFF
     [ ! -x build/consumer/consumer ] || LD_LIBRARY_PATH=build/cuda build/consumer/consumer # loads without a driver
   else
@@ -120,7 +121,7 @@ step_python() {
     cmake --build build/cpp --target fp8amp_torch_emulated
     export FP8AMP_EMULATED_TORCH=$root/build/cpp/tests/emulator/fp8amp_torch_emulated.so
   fi
-  python -m pytest tests/python -q --durations=5
+  python -m pytest tests/python -q --durations=5 -n "$(nproc)"
   python -m pytest tests/gpu -q --device cpu # what gpu_check.sh runs on a GPU: here, that it runs
 }
 

@@ -4,11 +4,11 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/element.h"
 #include "kernels/quantize.h"
+#include "tests/cpp/settings.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -77,13 +77,6 @@ inline const DType kFormats[] = {DType::kE4M3, DType::kE5M2, DType::kFloat16};
 inline const DType kPlainTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 inline const Rounding kRoundings[] = {Rounding::kNearest, Rounding::kStochastic};
 inline const Overflow kOverflows[] = {Overflow::kSaturate, Overflow::kNaN};
-
-inline bool is_set(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value && std::string(value) != "0";
-}
-inline bool quick() { return is_set("FP8AMP_TEST_QUICK"); }
-inline bool exhaustive() { return is_set("FP8AMP_TEST_EXHAUSTIVE"); }
 
 inline std::vector<Isa> levels() {
   std::vector<Isa> r;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/element.h"
+#include "tests/cpp/settings.h"
 
 namespace fp8amp::test {
 

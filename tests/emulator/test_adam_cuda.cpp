@@ -240,6 +240,7 @@ TEST(CudaAdam, NonFiniteByItsScaleSkipsAll) {
   const std::pair<float, std::size_t> cases[] = {
       {0x1p127f, 5}, {0x1p127f, 515}, {INFINITY, 5}, {NAN, 515}};
   for (const auto& [grad_scale, bad] : cases) {
+    if (test::quick() && (bad == 5) == std::isfinite(grad_scale)) continue;
     std::deque<Parameter> parameters;
     for (std::uint32_t i = 0; i < 520; ++i) parameters.emplace_back(kPlain, 20, i);
     parameters[bad].g.as<float>()[7] = 1e10f;

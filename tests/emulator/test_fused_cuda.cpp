@@ -132,6 +132,7 @@ TEST(CudaFused, EveryShape) {
     for (std::int64_t rows : kRows)
       for (std::int64_t cols : kCols) {
         if (rows == 33 && cols == 4101) continue;
+        if (test::quick() && rows != 17 && rows != 33) continue;
         for (bool transposed : {false, true})
           Fused{.kind = kind, .rows = rows, .cols = cols, .transposed = transposed}.expect_equal();
         if (HasFatalFailure()) return;

@@ -68,7 +68,8 @@ TEST(CudaSumShards, FormatsAndSizes) {
   for (DType type : kFormats)
     for (DType format : kFormats)
       for (int count : {1, 2, 5})
-        for (std::int64_t n : {0, 1, 15, 16, 17, 1000, 9000})
+        for (std::int64_t n : {0, 1, 15, 16, 17, 1000, 9000}) {
+          if (test::quick() && type != format) continue;
           for (std::int64_t offset : {0, 1}) {
             SCOPED_TRACE(std::to_string(count) + " of " + std::to_string(n));
             Sum sum(count, type, format, n, offset);
@@ -78,6 +79,7 @@ TEST(CudaSumShards, FormatsAndSizes) {
             sum.amax = true, sum.expect_equal();
             sum.bound = nullptr, sum.scale = &scale, sum.expect_equal();
           }
+        }
 }
 
 TEST(CudaSumShards, ManyRanks) { Sum(1024, DType::kE4M3, DType::kE4M3, 50).expect_equal(); }
