@@ -82,10 +82,11 @@ void check_states(const char* op, const AdamParameter& p, Level level, Device de
 }
 
 void check_hyperparameters(const char* op, const AdamOptions& o) {
-  check::finite(op, "lr", o.lr);
-  check::finite(op, "weight_decay", o.weight_decay);
-  if (!(o.eps >= 0) || !std::isfinite(o.eps))
-    check::fail(op, "eps", "be >= 0", std::to_string(o.eps));
+  const std::pair<const char*, double> not_negative[] = {
+      {"lr", o.lr}, {"weight_decay", o.weight_decay}, {"eps", o.eps}};
+  for (const auto& [name, value] : not_negative)
+    if (!(value >= 0) || !std::isfinite(value))
+      check::fail(op, name, "be finite and >= 0", std::to_string(value));
   for (int i = 0; i < 2; ++i) {
     const double b = o.betas[static_cast<std::size_t>(i)];
     if (!(b >= 0 && b < 1))
@@ -93,7 +94,8 @@ void check_hyperparameters(const char* op, const AdamOptions& o) {
   }
 }
 
-// Parameters and states lie apart from each other and from the gradients, over the whole list.
+// Parameters and states, their scales, maxima and step counts lie apart from each other and from
+// the gradients, over the whole list.
 void check_overlap(const char* op, std::span<const AdamParameter> parameters) {
   struct Memory {
     const char *begin, *end, *argument;
@@ -101,19 +103,26 @@ void check_overlap(const char* op, std::span<const AdamParameter> parameters) {
     bool written;
   };
   std::vector<Memory> all;
-  all.reserve(5 * parameters.size());
+  all.reserve(12 * parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto add = [&](const char* argument, const ScaledTensor& t, bool written) {
-      const auto* begin = t.payload().data_as<char>();
-      if (t.numel() != 0)
-        all.push_back({begin, begin + t.payload().nbytes(), argument, i, written});
+    const auto add = [&](const char* argument, const Tensor& t, bool written) {
+      if (!t.defined() || t.numel() == 0) return;
+      const auto* begin = t.data_as<char>();
+      all.push_back({begin, begin + t.nbytes(), argument, i, written});
     };
     const AdamParameter& p = parameters[i];
-    add("param", p.param, true);
-    add("grad", p.grad, false);
-    add("exp_avg", p.exp_avg, true);
-    add("exp_avg_sq", p.exp_avg_sq, true);
-    if (p.compute_weight.defined()) add("compute_weight", p.compute_weight, true);
+    add("param", p.param.payload(), true);
+    add("param.scale_inv", p.param.scale_inv(), true);
+    add("grad", p.grad.payload(), false);
+    add("grad.scale_inv", p.grad.scale_inv(), false);
+    add("exp_avg", p.exp_avg.payload(), true);
+    add("exp_avg.scale_inv", p.exp_avg.scale_inv(), true);
+    add("exp_avg_sq", p.exp_avg_sq.payload(), true);
+    add("exp_avg_sq.scale_inv", p.exp_avg_sq.scale_inv(), true);
+    add("compute_weight", p.compute_weight.payload(), true);
+    add("compute_weight.scale_inv", p.compute_weight.scale_inv(), true);
+    add("amax", p.amax, true);
+    add("step", p.step, true);
   }
   std::sort(all.begin(), all.end(),
             [](const Memory& a, const Memory& b) { return std::less<>()(a.begin, b.begin); });

@@ -135,10 +135,9 @@ class ScaledTensor(torch.Tensor):
         return _ops.dequantize(_dense_layout(self._payload), self._scale_inv, wide).to(target)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return (
-            f"ScaledTensor(shape={tuple(self.shape)}, dtype={self.dtype}, format={self.format}, "
-            f"scale_inv={self._scale_inv}, requires_grad={self.requires_grad})"
-        )
+        values = repr(self.detach().dequantize()).partition("(")[2].removesuffix(")").replace("\n", "\n      ")
+        requires_grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"ScaledTensor({values}, format={self.format}, scale_inv={self._scale_inv}{requires_grad})"
 
     # ---- tracing ----
     def __tensor_flatten__(self) -> tuple[list[str], Any]:

@@ -30,6 +30,8 @@ struct Adam : testing::Test {
 TEST_F(Adam, Hyperparameters) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   expect_refused({.lr = nan}, {"adam_step", "lr", "nan"});
+  expect_refused({.lr = -1e-3f}, {"adam_step", "lr", ">= 0", "-0.001"});
+  expect_refused({.weight_decay = -0.1f}, {"weight_decay", ">= 0", "-0.1"});
   expect_refused({.betas = {1.0, 0.999}}, {"betas[0]", "1.0"});
   expect_refused({.betas = {0.9, -0.1}}, {"betas[1]", "-0.1"});
   expect_refused({.eps = -1.0f}, {"eps", "-1.0"});
@@ -128,6 +130,25 @@ TEST_F(Adam, MemoryIsNotShared) {
   expect_error([&] { adam_step(twice, {}); }, {"adam_step", "parameter 1", "parameter 0"});
   expect_error([&] { adam_update(twice, {}); }, {"adam_update", "parameter 1", "parameter 0"});
   EXPECT_EQ(*p.step.data_as<float>(), 0.0f);
+  // two parameters with one tensor of what a step writes beside the values
+  const ScaledTensor& grad = good.grad;
+  const auto second = [&] {
+    return make_adam_parameter(scaled({8, 4}, DType::kFloat16), grad, Level::kO2, 1);
+  };
+  const auto refused = [&](const AdamParameter& x, const std::string& argument) {
+    const AdamParameter both[] = {p, x};
+    expect_error([&] { adam_step(both, {}); }, {"adam_step", "overlap", argument});
+    EXPECT_EQ(*p.step.data_as<float>(), 0.0f);
+  };
+  AdamParameter x = second();
+  x.step = p.step, refused(x, "step of parameter");
+  x = second(), x.amax = p.amax, refused(x, "amax of parameter");
+  x = second(), x.param = ScaledTensor(x.param.payload(), p.param.scale_inv());
+  refused(x, "param.scale_inv of parameter");
+  x = second(), x.exp_avg = ScaledTensor(x.exp_avg.payload(), p.exp_avg.scale_inv());
+  refused(x, "exp_avg.scale_inv of parameter");
+  x = second(), x.grad = ScaledTensor(grad.payload(), p.exp_avg_sq.scale_inv());
+  refused(x, "exp_avg_sq.scale_inv of parameter");
   // gradients are only read, and nothing is in an empty tensor
   AdamParameter other = make_adam_parameter(scaled({8, 4}, DType::kFloat16), p.grad, Level::kO2, 1);
   AdamParameter empty = make_adam_parameter(tensor({0}), tensor({0}), Level::kO1, 2);

@@ -244,7 +244,12 @@ def test_usual_tensor_methods_work(weight):  # BR-054, BR-093
     )
     assert type(w + 1) is torch.Tensor and type(w @ w.t()) is torch.Tensor and type(w.to(torch.int32)) is torch.Tensor
     assert torch.equal(torch.cat([w, w])[:32], dense(w)) and isinstance(w.unsqueeze(0).expand(2, 32, 16), ScaledTensor)
-    assert "ScaledTensor" in repr(w) and len(w.unbind()) == 32 and w.split(16)[1].shape == (16, 16)
+    assert (
+        repr(w).startswith("ScaledTensor([[")
+        and "format=torch.float16" in repr(w)
+        and len(w.unbind()) == 32
+        and w.split(16)[1].shape == (16, 16)
+    )
     assert fp8amp.memory_bytes(w) == 2 * 512 + 4
 
 
