@@ -76,7 +76,7 @@ def assemble(ptx: Path, target: str, cubin: Path) -> tuple[str, dict[str, list[i
 
 
 def check(source: Path, folder: Path) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
-    """Broken rules, and {kernel: {target: [registers, bytes of shared memory]}}. Leaves {stem}.ptx and {stem}.{target} in
+    """Broken rules, and {kernel: {target: [registers, bytes of shared memory]}}; {stem}.ptx and {stem}.{target} stay in
     `folder`."""
     ptx = folder / f"{source.stem}.ptx"
     text = compile_ptx(source, ptx)
