@@ -41,6 +41,7 @@ HASH = "a random word for two elements is 7 integer instructions at half rate, a
 EXCEPTIONS = {
     r"quantize (FP16|BF16|E4M3|E5M2) to (E4M3|E5M2|FP16), stochastic": HASH,
     r"accumulate (E4M3|E5M2) to (E4M3|E5M2): store": HASH,
+    r"quantize, transpose and sum (E4M3|E5M2) to .*": "the sums count for all warps here, and half of them add",
     r"Adam O2.*, other policies": "up to three random words for two elements; the default policy has a loop of its own",
 }
 
@@ -86,7 +87,10 @@ def main_loops(name: str) -> list[Loop]:
         how = "stochastic" if "Rounding)1" in name else "nearest"
         return [Loop(f"quantize {title}, {how}", sizes[0], sizes[1])]
     if base == "quantize_transpose_kernel":
-        return [Loop(f"quantize and transpose {title}", sizes[0], 2, 4 * VECTOR, 4)]
+        what = "quantize, transpose and sum" if arguments.endswith("true") else "quantize and transpose"
+        return [Loop(f"{what} {title}", sizes[0], 2, 4 * VECTOR, 4)]
+    if base == "column_sums_kernel":
+        return [Loop(f"column sums of {title}", sizes[0], 0)]
     if base == "dequantize_kernel":
         return [Loop(f"dequantize {title}", sizes[0], sizes[1])]
     if base == "measure_sum_kernel":

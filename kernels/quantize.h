@@ -1,4 +1,4 @@
-// Casts, maxima and sums of squares: arguments and the two backends. Raw pointers; scales and
+// Casts, maxima and sums: arguments and the two backends. Raw pointers; scales and
 // maxima live on the device of the data.
 #pragma once
 #include <fp8amp/dtype.h>
@@ -48,8 +48,19 @@ struct QuantizeArgs {
   std::uint32_t key;         // of the random bits
   float* amax;               // may be null
   float* found_inf;          // may be null
-  std::uint8_t* transposed;  // may be null; else x is [rows, cols], and the format float8
+  std::uint8_t* transposed;  // may be null; else the format is float8
+  float* column_sums;        // [cols], of the values before any rounding; may be null
+  std::int64_t rows, cols;   // of x, if either is wanted
+  void* stream;
+};
+
+// sums[cols] of x[rows, cols] * *x_scale_inv if given: numerics/column_sums.h.
+struct ColumnSumsArgs {
+  const void* x;
+  DType x_type;
+  const float* x_scale_inv;  // may be null
   std::int64_t rows, cols;
+  float* sums;
   void* stream;
 };
 
@@ -90,6 +101,7 @@ FP8AMP_HD std::uint32_t accumulate_key(std::uint32_t amax_bits, std::uint32_t ch
 namespace cpu {
 void amax(const AmaxArgs& args);
 void quantize(const QuantizeArgs& args);
+void column_sums(const ColumnSumsArgs& args);
 void dequantize(const DequantizeArgs& args);
 void accumulate(const AccumulateArgs& args);
 }  // namespace cpu
@@ -97,6 +109,7 @@ void accumulate(const AccumulateArgs& args);
 namespace cuda {
 void amax(const AmaxArgs& args);
 void quantize(const QuantizeArgs& args);
+void column_sums(const ColumnSumsArgs& args);
 void dequantize(const DequantizeArgs& args);
 void accumulate(const AccumulateArgs& args);
 }  // namespace cuda

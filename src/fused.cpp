@@ -53,6 +53,8 @@ kernels::FusedArgs make_args(const char* op, FusedOp kind, const Tensor& x, cons
   check::no_overlap(op, out_name, out.payload(), "x", x);
   if (options.rounding != Rounding::kNearest)
     check::fail(op, "rounding", "be nearest", "stochastic");
+  if (options.column_sums.defined())
+    check::fail(op, "column_sums", "be undefined", options.column_sums.to_string());
   kernels::FusedArgs a{};
   a.op = kind;
   a.x = x.data();

@@ -25,9 +25,24 @@ void check_output(const char* op, const ScaledTensor& x, const ScaledTensor& out
   check::no_overlap(op, "out", out.payload(), "x", x.payload());
 }
 
+void check_column_sums(const char* op, const char* name, const ScaledTensor& x, const Tensor& out) {
+  check::dim(op, "x", x.payload(), 2);
+  check::dtype(op, name, out, {DType::kFloat32});
+  check::shape(op, name, out, {x.shape()[1]});
+  check::device(op, name, out, x.device());
+  check::no_overlap(op, name, out, "x", x.payload());
+}
+
 kernels::QuantizeArgs make_args(const char* op, const ScaledTensor& x, const ScaledTensor& out,
                                 const QuantizeOptions& options) {
+  if (options.column_sums.defined()) check_column_sums(op, "column_sums", x, options.column_sums);
   kernels::QuantizeArgs a = cast_arguments(op, "out", out, options);
+  if (options.column_sums.defined()) {
+    check::no_overlap(op, "column_sums", options.column_sums, "out", out.payload());
+    a.column_sums = options.column_sums.mutable_data_as<float>();
+    a.rows = x.shape()[0];
+    a.cols = x.shape()[1];
+  }
   a.x = x.payload().data();
   a.x_type = x.dtype();
   a.x_scale_inv = check::pointer(x.scale_inv());
@@ -57,6 +72,7 @@ void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Te
   kernels::QuantizeArgs args = make_args(op, x, out, options);
   add_transposed(op, "out", out, transposed, options, args);
   check::no_overlap(op, "transposed", transposed, "x", x.payload());
+  check::no_overlap(op, "column_sums", options.column_sums, "transposed", transposed);
   dispatch(args, x.device());
 }
 
@@ -88,6 +104,23 @@ void amax(const ScaledTensor& x, const Tensor& out, void* stream) {
   switch (x.device().type) {
     case DeviceType::kCpu: return kernels::cpu::amax(args);
     case DeviceType::kCuda: return kernels::cuda::amax(args);
+  }
+}
+
+void column_sums(const ScaledTensor& x, const Tensor& out, void* stream) {
+  check::scaled("column_sums", "x", x, kAny);
+  check_column_sums("column_sums", "out", x, out);
+  const kernels::ColumnSumsArgs args{x.payload().data(),
+                                     x.dtype(),
+                                     check::pointer(x.scale_inv()),
+                                     x.shape()[0],
+                                     x.shape()[1],
+                                     out.mutable_data_as<float>(),
+                                     stream};
+  const ScopedDevice current(x.device());
+  switch (x.device().type) {
+    case DeviceType::kCpu: return kernels::cpu::column_sums(args);
+    case DeviceType::kCuda: return kernels::cuda::column_sums(args);
   }
 }
 

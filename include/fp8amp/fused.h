@@ -5,9 +5,9 @@
 // For all of them: x is float32, float16 or bfloat16, and so are dy and dx, of the same dtype;
 // gamma, beta, mean, rstd, dgamma and dbeta are float32; `out` is float8 with a scale_inv. All are
 // on one device, and no output overlaps another tensor. QuantizeOptions as in quantize(), of which
-// they give the very codes for the FP32 result; rounding must be nearest. Errors name operation,
-// argument and the value seen. The numbers: numerics/normalize.h, numerics/activation.h; equal bits
-// on every machine and backend, for any number of threads.
+// they give the very codes for the FP32 result; rounding must be nearest, column_sums undefined.
+// Errors name operation, argument and the value seen. The numbers: numerics/normalize.h,
+// numerics/activation.h; equal bits on every machine and backend, for any number of threads.
 #pragma once
 #include <fp8amp/numerics/activation.h>
 #include <fp8amp/quantize.h>

@@ -25,7 +25,10 @@ struct QuantizeOptions {
   bool update_history = true;  // false: only use its scale (evaluation, recomputation)
   Tensor amax{};               // float32[], out: max |x|, non-finite if any element is
   Tensor found_inf{};          // float32[], out: set to 1 if amax is non-finite, else left alone
-  void* stream = nullptr;      // cudaStream_t; ignored on the CPU
+  // float32[cols], out: sums over the rows of x[rows, cols], see column_sums(). Of quantize() and
+  // quantize_transpose() alone; overlaps nothing.
+  Tensor column_sums{};
+  void* stream = nullptr;  // cudaStream_t; ignored on the CPU
 };
 
 // out = quantize(x). x: float32, float16, bfloat16, or a scaled tensor of any format (re-quantised
@@ -72,6 +75,12 @@ FP8AMP_API void dequantize(const ScaledTensor& x, const Tensor& out, void* strea
 // amax = max |x| of x's elements (its payload's, if scaled, times scale_inv); NaN > Inf > finite.
 // A float8 payload may stand without a scale_inv here.
 FP8AMP_API void amax(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
+
+// out[cols] = sums over the rows of x[rows, cols], of its values (its payload's, if scaled, times
+// scale_inv) in FP32: the gradient of a bias. x: any dtype of Tensor, one scale_inv or none (float8
+// has one); out: float32 on x's device, must not overlap x; zeros where there are no rows. The same
+// bits on every machine and backend, alone and in a cast: numerics/column_sums.h has the order.
+FP8AMP_API void column_sums(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
 
 // sum = quantize(sum + x): sum is float8 with a power-of-two scale, Inf becomes NaN. Rounded once,
 // stochastically: small gradients added to large ones survive on average, where nearest rounding

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/scale.h"
 #include "kernels/cpu/shared_maximum.h"
@@ -112,7 +113,7 @@ void transpose(const QuantizeArgs& c, std::int64_t from, std::int64_t to) {
   CastLoop loop = make_loop(c, 1.0f);
   loop.x_type = c.format;
   loop.x = loop.y = element_pointer(c.y, c.format, from * c.cols);
-  loops().cast_transpose({loop, to - from, c.cols, c.transposed + from, c.rows});
+  loops().cast_transpose({loop, to - from, c.cols, c.transposed + from, c.rows, nullptr});
 }
 
 std::uint32_t cast(const FusedArgs& a, float scale, bool measured) {
@@ -134,22 +135,6 @@ std::uint32_t cast(const FusedArgs& a, float scale, bool measured) {
     if (c.transposed) transpose(c, from, to);
   });
   return max.get();
-}
-
-// 32 neighbouring rows of sums[n, cols] become one, until one is left.
-void add_rows(Floats& sums, std::int64_t n, std::int64_t cols) {
-  while (n > 1) {
-    const std::int64_t next = ceil_div(n, kRowsOfSum);
-    for (std::int64_t k = 0; k < next; ++k) {
-      float* sum = sums.data() + k * cols;  // its old values are part of sum k / 32
-      const float* row = sums.data() + k * kRowsOfSum * cols;
-      const std::int64_t count = std::min(kRowsOfSum, n - k * kRowsOfSum);
-      std::copy_n(row, k ? cols : 0, sum);
-      for (std::int64_t r = 1; r < count; ++r)
-        for (std::int64_t i = 0; i < cols; ++i) sum[i] += row[r * cols + i];
-    }
-    n = next;
-  }
 }
 
 void norm_backward_rows(const NormBackwardArgs& a, std::int64_t from, std::int64_t to,
@@ -179,22 +164,16 @@ void fused_quantize(const FusedArgs& a) {
 }
 
 void norm_backward(const NormBackwardArgs& a) {
-  const std::int64_t sums = ceil_div(a.rows, kRowsOfSum);
-  const std::size_t size = std::size_t(std::max<std::int64_t>(sums, 1) * a.cols);
-  Floats dgamma(size), dbeta(a.dbeta ? size : 0);
+  ColumnSums dgamma(a.rows, a.cols), dbeta(a.rows, a.dbeta ? a.cols : 0);
   const std::int64_t per_sum = kRowsOfSum * a.cols + 1;
-  parallel_for(0, sums, std::max<std::int64_t>(1, kGrain / per_sum),
+  parallel_for(0, dgamma.count(), std::max<std::int64_t>(1, kGrain / per_sum),
                [&](std::int64_t from, std::int64_t to) {
                  for (std::int64_t k = from; k < to; ++k)
                    norm_backward_rows(a, k * kRowsOfSum, std::min((k + 1) * kRowsOfSum, a.rows),
-                                      dgamma.data() + k * a.cols,
-                                      a.dbeta ? dbeta.data() + k * a.cols : nullptr);
+                                      dgamma.of_rows(k), a.dbeta ? dbeta.of_rows(k) : nullptr);
                });
-  add_rows(dgamma, sums, a.cols);
-  std::copy_n(dgamma.begin(), a.cols, a.dgamma);
-  if (!a.dbeta) return;
-  add_rows(dbeta, sums, a.cols);
-  std::copy_n(dbeta.begin(), a.cols, a.dbeta);
+  dgamma.add(a.dgamma);
+  if (a.dbeta) dbeta.add(a.dbeta);
 }
 
 }  // namespace fp8amp::kernels::cpu

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/scale.h"
 #include "kernels/cpu/shared_maximum.h"
@@ -72,7 +73,43 @@ std::uint32_t cast(const QuantizeArgs& a, float scale) {
   return max.get();
 }
 
-std::uint32_t cast_transpose(const QuantizeArgs& a, float scale) {
+// Rows [first, first + rows), 32 at most, are added to sums[cols].
+void add_rows(const ColumnSumsArgs& a, std::int64_t first, std::int64_t rows, float* sums) {
+  for (std::int64_t row = first; row < first + rows; ++row)
+    loops().add_row({element_pointer(a.x, a.x_type, row * a.cols), a.x_type,
+                     a.x_scale_inv ? *a.x_scale_inv : 1.0f, sums, a.cols});
+}
+
+ColumnSumsArgs sums_of(const QuantizeArgs& a) {
+  return {a.x, a.x_type, a.x_scale_inv, a.rows, a.cols, a.column_sums, a.stream};
+}
+
+// body(k, first, rows) for every 32 rows.
+template <class Body>
+void for_sums(std::int64_t rows, std::int64_t cols, const Body& body) {
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain * kUnit / (kRowsOfSum * cols + 1));
+  parallel_for(0, cols ? sums_of_rows(rows) : 0, grain, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t k = from; k < to; ++k)
+      body(k, k * kRowsOfSum, std::min(kRowsOfSum, rows - k * kRowsOfSum));
+  });
+}
+
+// With the sums of the columns: 32 rows at a time, which the sums find in the cache.
+std::uint32_t cast_and_sum(const QuantizeArgs& a, float scale, ColumnSums& sums) {
+  SharedMaximum max;
+  for_sums(a.rows, a.cols, [&](std::int64_t k, std::int64_t first, std::int64_t rows) {
+    CastLoop loop = make_loop(a, scale);
+    loop.x = element_pointer(a.x, a.x_type, first * a.cols);
+    loop.y = element_pointer(a.y, a.format, first * a.cols);
+    loop.n = rows * a.cols;
+    loop.first = std::uint64_t(first * a.cols);
+    max.raise(loops().cast(loop));
+    add_rows(sums_of(a), first, rows, sums.of_rows(k));
+  });
+  return max.get();
+}
+
+std::uint32_t cast_transpose(const QuantizeArgs& a, float scale, ColumnSums& sums) {
   constexpr std::int64_t kRows = 64;  // a cache line of the transposed output
   if (a.n == 0) return 0;
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain * kUnit / kRows / a.cols);
@@ -82,7 +119,8 @@ std::uint32_t cast_transpose(const QuantizeArgs& a, float scale) {
     CastLoop loop = make_loop(a, scale);
     loop.x = element_pointer(a.x, a.x_type, first * a.cols);
     loop.y = element_pointer(a.y, a.format, first * a.cols);
-    max.raise(loops().cast_transpose({loop, rows, a.cols, a.transposed + first, a.rows}));
+    max.raise(loops().cast_transpose({loop, rows, a.cols, a.transposed + first, a.rows,
+                                      a.column_sums ? sums.of_rows(first / kRowsOfSum) : nullptr}));
   });
   return max.get();
 }
@@ -111,8 +149,20 @@ void amax(const AmaxArgs& a) { *a.amax = bits_float(amax_of(a.x, a.x_type, a.n, 
 
 void quantize(const QuantizeArgs& a) {
   const float scale = choose_scale(a, [&] { return amax_of(a.x, a.x_type, a.n, a.x_scale_inv); });
-  const float amax = bits_float(a.transposed ? cast_transpose(a, scale) : cast(a, scale));
-  finish_cast(a, scale, amax);
+  ColumnSums sums(a.column_sums ? a.rows : 0, a.column_sums ? a.cols : 0);
+  finish_cast(a, scale,
+              bits_float(a.transposed    ? cast_transpose(a, scale, sums)
+                         : a.column_sums ? cast_and_sum(a, scale, sums)
+                                         : cast(a, scale)));
+  if (a.column_sums) sums.add(a.column_sums);
+}
+
+void column_sums(const ColumnSumsArgs& a) {
+  ColumnSums sums(a.rows, a.cols);
+  for_sums(a.rows, a.cols, [&](std::int64_t k, std::int64_t first, std::int64_t rows) {
+    add_rows(a, first, rows, sums.of_rows(k));
+  });
+  sums.add(a.sums);
 }
 
 void dequantize(const DequantizeArgs& a) {

@@ -2,6 +2,7 @@
 #include "kernels/cuda/fused.cuh"
 
 #include "kernels/cuda/cast_plan.cuh"
+#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/norm_backward.cuh"
 
 namespace fp8amp::kernels::cuda {
@@ -44,7 +45,8 @@ FusedParams make_params(const FusedArgs& a, const CastPlan& plan) {
            c.rows,
            c.cols,
            aligned_to_16(c.transposed) && c.rows % kVector == 0,
-           p.aligned};
+           p.aligned,
+           nullptr};
   p.out.cast.in.n = c.n;
   return p;
 }
@@ -73,38 +75,15 @@ void fused_quantize(const FusedArgs& a) {
   plan.end();
 }
 
-namespace {
-
-dim3 grid_of_threads(std::int64_t threads) {
-  return dim3(static_cast<unsigned>(ceil_div(threads, kThreads)));
-}
-
-// 32 neighbouring rows of sums[n, cols] become one, until one is left: in `total`. The sums between
-// stand behind the first.
-void add_rows(float* sums, std::int64_t n, std::int64_t cols, float* total, cudaStream_t stream) {
-  while (n > 1) {
-    const std::int64_t next = ceil_div(n, numerics::kRowsOfSum);
-    float* const to = next == 1 ? total : sums + n * cols;
-    FP8AMP_LAUNCH(add_rows_kernel, grid_of_threads(next * cols), dim3(kThreads), 0, stream, sums, n,
-                  cols, to);
-    sums = to;
-    n = next;
-  }
-}
-
-}  // namespace
-
 void norm_backward(const NormBackwardArgs& a) {
   const auto stream = static_cast<cudaStream_t>(a.stream);
-  const std::int64_t sums = ceil_div(a.rows, numerics::kRowsOfSum);
+  const std::int64_t sums = numerics::sums_of_rows(a.rows);
   if (sums == 0) {
-    const auto bytes = static_cast<std::size_t>(a.cols) * sizeof(float);
-    FP8AMP_CUDA_CHECK(cudaMemsetAsync(a.dgamma, 0, bytes, stream));
-    if (a.dbeta) FP8AMP_CUDA_CHECK(cudaMemsetAsync(a.dbeta, 0, bytes, stream));
+    add_rows(nullptr, 0, a.cols, a.dgamma, stream);
+    if (a.dbeta) add_rows(nullptr, 0, a.cols, a.dbeta, stream);
     return;
   }
-  // with one row of sums it is the result itself; else room for the sums of the sums too
-  const std::int64_t room = sums == 1 ? 0 : (2 * sums + 64) / kVector * kVector * a.cols;
+  const std::int64_t room = room_for_sums(a.rows, a.cols);
   const Scratch scratch(stream, static_cast<std::size_t>(2 * room) * sizeof(float));
   auto* const first = static_cast<float*>(scratch.data());
   NormBackwardParams p{a, false, room ? first : a.dgamma, room ? first + room : a.dbeta};

@@ -24,21 +24,6 @@ struct FusedParams {
   TransposeParams out;  // cast.in.n: elements
 };
 
-// ---- 16 elements from `first` on, of which `count` are inside; the others are 0
-template <DType X>
-__device__ __forceinline__ Vector load_16(const void* x, std::int64_t first, std::int64_t count,
-                                          bool aligned) {
-  if (aligned && count >= kVector) return load_vector<X>(x, first / kVector);
-  Vector a;
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) a.v[i] = i < count ? load_element(x, X, first + i) : 0.0f;
-  return a;
-}
-__device__ __forceinline__ Vector load_floats_16(const float* x, std::int64_t first,
-                                                 std::int64_t count, bool aligned) {
-  return load_16<DType::kFloat32>(x, first, count, aligned);
-}
-
 // ---- sums over a row
 template <int kHalf>
 __device__ __forceinline__ void add_halves(float (&v)[kVector]) {

@@ -21,6 +21,7 @@ namespace {
 
 void amax(const AmaxArgs&) { refuse("amax"); }
 void quantize(const QuantizeArgs&) { refuse("quantize"); }
+void column_sums(const ColumnSumsArgs&) { refuse("column_sums"); }
 void dequantize(const DequantizeArgs&) { refuse("dequantize"); }
 void accumulate(const AccumulateArgs&) { refuse("accumulate"); }
 void quantize_blocks(const QuantizeBlocksArgs&) { refuse("quantize_blocks"); }

@@ -1,5 +1,5 @@
-// Gradients of the norms: dx a warp a row, dgamma and dbeta in the order that numerics/normalize.h
-// fixes, a thread for 16 columns of 32 rows.
+// Gradients of the norms: dx a warp a row, dgamma and dbeta in the order that
+// numerics/column_sums.h fixes, a thread for 16 columns of 32 rows.
 #pragma once
 #include "kernels/cuda/fused.cuh"
 
@@ -10,15 +10,6 @@ struct NormBackwardParams {
   bool aligned;                   // 16-byte accesses along a row, of every tensor
   float *gamma_sums, *beta_sums;  // [rows / 32, cols], rounded up; beta_sums may be null
 };
-
-template <DType X>
-__device__ __forceinline__ void store_16_values(void* y, std::int64_t first, const Vector& a,
-                                                std::int64_t count, bool aligned) {
-  if (aligned && count >= kVector) return store_vector<X>(y, first / kVector, a);
-#pragma unroll
-  for (int i = 0; i < kVector; ++i)
-    if (i < count) store_element(y, X, first + i, a.v[i]);
-}
 
 // h and dy of 16 elements; elements outside have dy = 0.
 struct NormGradientVector {
@@ -91,19 +82,6 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t at = sum * p.a.cols + column;
   store_16_values<DType::kFloat32>(p.gamma_sums, at, dgamma, count, p.aligned);
   if (p.beta_sums) store_16_values<DType::kFloat32>(p.beta_sums, at, dbeta, count, p.aligned);
-}
-
-// next[k] = sums[32 k] + ..., of n rows of `cols`
-inline __global__ void __launch_bounds__(kThreads)
-    add_rows_kernel(const float* sums, std::int64_t n, std::int64_t cols, float* next) {
-  const std::int64_t number = std::int64_t(blockIdx.x) * kThreads + threadIdx.x,
-                     first = number / cols * numerics::kRowsOfSum, column = number % cols,
-                     end = first + numerics::kRowsOfSum < n ? first + numerics::kRowsOfSum : n;
-  if (first >= end) return;
-  float sum = sums[first * cols + column];
-#pragma unroll 8
-  for (std::int64_t row = first + 1; row < end; ++row) sum = sum + sums[row * cols + column];
-  next[number] = sum;
 }
 
 }  // namespace fp8amp::kernels::cuda

@@ -1,8 +1,11 @@
 // Launchers of the casts.
 #include "kernels/quantize.h"
 
+#include <optional>
+
 #include "kernels/cuda/accumulate.cuh"
 #include "kernels/cuda/cast_plan.cuh"
+#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/quantize.cuh"
 #include "kernels/cuda/quantize_transpose.cuh"
@@ -38,19 +41,37 @@ void launch_quantize(const QuantizeParams& p, const QuantizeArgs& a, cudaStream_
   });
 }
 
-void launch_transpose(const QuantizeParams& cast, const QuantizeArgs& a, cudaStream_t stream) {
+void launch_transpose(const QuantizeParams& cast, const QuantizeArgs& a, float* column_sums,
+                      cudaStream_t stream) {
   const TransposeParams p{cast,
                           a.transposed,
                           a.rows,
                           a.cols,
                           aligned_to_16(a.transposed) && a.rows % kVector == 0,
-                          aligned_to_16(a.x, a.y) && a.cols % kVector == 0};
+                          aligned_to_16(a.x, a.y) && a.cols % kVector == 0,
+                          column_sums};
   const dim3 grid = grid_of(ceil_div(a.rows, kTile) * ceil_div(a.cols, kTile));
   with_type(a.x_type, [&](auto x) {
     with_float8(a.format, [&](auto format) {
-      FP8AMP_LAUNCH((quantize_transpose_kernel<x(), decltype(format)>), grid, dim3(kThreads), 0,
-                    stream, p);
+      using F = decltype(format);
+      if (column_sums)
+        FP8AMP_LAUNCH((quantize_transpose_kernel<x(), F, true>), grid, dim3(kThreads), 0, stream,
+                      p);
+      else
+        FP8AMP_LAUNCH((quantize_transpose_kernel<x(), F, false>), grid, dim3(kThreads), 0, stream,
+                      p);
     });
+  });
+}
+
+void launch_column_sums(const ColumnSumsArgs& a, float* partial, cudaStream_t stream) {
+  const std::int64_t threads = numerics::sums_of_rows(a.rows) * ceil_div(a.cols, kVector);
+  if (threads == 0) return;
+  const ColumnSumsParams p{a.x,     a.x_scale_inv,
+                           a.rows,  a.cols,
+                           partial, aligned_to_16(a.x, partial) && a.cols % kVector == 0};
+  with_type(a.x_type, [&](auto x) {
+    FP8AMP_LAUNCH(column_sums_kernel<x()>, grid_of_threads(threads), dim3(kThreads), 0, stream, p);
   });
 }
 
@@ -72,8 +93,25 @@ void quantize(const QuantizeArgs& a) {
   p.in = make_input(a.x, a.x_scale_inv, a.n, aligned_to_16(a.x, a.y));
   plan.begin();
   if (plan.measured) launch_amax(p.in, a.x_type, p.amax, plan.choice, plan.stream);
-  a.transposed ? launch_transpose(p, a, plan.stream) : launch_quantize(p, a, plan.stream);
+  std::optional<ColumnSums> sums;
+  if (a.column_sums) sums.emplace(a.rows, a.cols, a.column_sums, plan.stream);
+  if (a.transposed) {
+    launch_transpose(p, a, sums ? sums->partial() : nullptr, plan.stream);
+  } else {
+    launch_quantize(p, a, plan.stream);
+    if (sums)
+      launch_column_sums({a.x, a.x_type, a.x_scale_inv, a.rows, a.cols, a.column_sums, a.stream},
+                         sums->partial(), plan.stream);
+  }
+  if (sums) sums->end();
   plan.end();
+}
+
+void column_sums(const ColumnSumsArgs& a) {
+  const ColumnSums sums(a.rows, a.cols, a.sums, static_cast<cudaStream_t>(a.stream));
+  launch_column_sums(a, sums.partial(), static_cast<cudaStream_t>(a.stream));
+  sums.end();
+  FP8AMP_CUDA_CHECK(cudaGetLastError());
 }
 
 void dequantize(const DequantizeArgs& a) {

@@ -34,6 +34,30 @@ __device__ __forceinline__ void scale_vector(Vector& a, float factor) {
   for (float& v : a.v) v = v * factor;
 }
 
+// ---- 16 elements from `first` on, of which `count` are inside; the others are 0
+template <DType X>
+__device__ __forceinline__ Vector load_16(const void* x, std::int64_t first, std::int64_t count,
+                                          bool aligned) {
+  if (aligned && count >= kVector) return load_vector<X>(x, first / kVector);
+  Vector a;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) a.v[i] = i < count ? load_element(x, X, first + i) : 0.0f;
+  return a;
+}
+__device__ __forceinline__ Vector load_floats_16(const float* x, std::int64_t first,
+                                                 std::int64_t count, bool aligned) {
+  return load_16<DType::kFloat32>(x, first, count, aligned);
+}
+
+template <DType X>
+__device__ __forceinline__ void store_16_values(void* y, std::int64_t first, const Vector& a,
+                                                std::int64_t count, bool aligned) {
+  if (aligned && count >= kVector) return store_vector<X>(y, first / kVector, a);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i)
+    if (i < count) store_element(y, X, first + i, a.v[i]);
+}
+
 // ---- amax: *amax = max(*amax, bits of max |x|); `choice` tells a cast that does not need it to
 // skip
 template <DType X>

@@ -66,13 +66,13 @@ def quantize(
     rounding: Rounding = Rounding.NEAREST,
     overflow: Overflow = Overflow.SATURATE,
     seed: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    column_sums: bool = False,
+) -> tuple[Tensor, ...]:
     """(payload in `format`, scale_inv, amax) of x, with `scale` or, if it is None, the scale that the amax of x asks
-    for."""
-    result: tuple[Tensor, Tensor, Tensor] = _call(
-        _ops.quantize, x, x_scale_inv, format, scale, int(scale_rounding), margin, int(rounding), int(overflow), seed
-    )
-    return result
+    for. With `column_sums` also what the function of that name gives, of the same read of x [M, N]."""
+    rules = int(scale_rounding), margin, int(rounding), int(overflow), seed
+    result: tuple[Tensor, ...] = _call(_ops.quantize, x, x_scale_inv, format, scale, *rules, column_sums)
+    return result if column_sums else result[:-1]
 
 
 def quantize_(
@@ -89,19 +89,8 @@ def quantize_(
     seed: int = 0,
 ) -> Tensor:
     """Write x into payload (and, unless `keep_scale`, its new scale into scale_inv). Returns the amax of x."""
-    amax: Tensor = _call(
-        _ops.quantize_,
-        payload,
-        scale_inv,
-        x,
-        x_scale_inv,
-        keep_scale,
-        int(scale_rounding),
-        margin,
-        int(rounding),
-        int(overflow),
-        seed,
-    )
+    rules = int(scale_rounding), margin, int(rounding), int(overflow), seed
+    amax: Tensor = _call(_ops.quantize_, payload, scale_inv, x, x_scale_inv, keep_scale, *rules)
     mark_written([payload, scale_inv])
     return amax
 
@@ -117,24 +106,17 @@ def quantize_transpose(
     scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
     margin: int = 0,
     overflow: Overflow = Overflow.SATURATE,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    column_sums: bool = False,
+) -> tuple[Tensor, ...]:
     """(payload [M, N], payload transposed [N, M], scale_inv, amax) of x [M, N] in one pass. `history`, `update`: as
-    in `quantize_delayed`."""
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = _call(
-        _ops.quantize_transpose,
-        x,
-        x_scale_inv,
-        format,
-        scale,
-        history,
-        int(scale_rounding),
-        margin,
-        int(overflow),
-        update,
+    in `quantize_delayed`; `column_sums`: as in `quantize`."""
+    rules = int(scale_rounding), margin, int(overflow), update
+    result: tuple[Tensor, ...] = _call(
+        _ops.quantize_transpose, x, x_scale_inv, format, scale, history, *rules, column_sums
     )
     if history is not None and update:
         mark_written([history])
-    return result
+    return result if column_sums else result[:-1]
 
 
 def quantize_delayed(
@@ -147,17 +129,23 @@ def quantize_delayed(
     scale_rounding: ScaleRounding = ScaleRounding.POWER_OF_TWO,
     margin: int = 0,
     overflow: Overflow = Overflow.SATURATE,
-) -> tuple[Tensor, Tensor, Tensor]:
+    column_sums: bool = False,
+) -> tuple[Tensor, ...]:
     """Like `quantize` with the scale from an amax history, float32 [window + 2] = [valid entries, last scale, amaxes
     newest first].
 
     ``update=False`` leaves the history alone and takes the last scale (evaluation, recomputation).
     """
-    result: tuple[Tensor, Tensor, Tensor] = _call(
-        _ops.quantize_delayed, x, x_scale_inv, format, history, int(scale_rounding), margin, int(overflow), update
-    )
+    rules = int(scale_rounding), margin, int(overflow), update
+    result: tuple[Tensor, ...] = _call(_ops.quantize_delayed, x, x_scale_inv, format, history, *rules, column_sums)
     if update:
         mark_written([history])
+    return result if column_sums else result[:-1]
+
+
+def column_sums(x: Tensor, x_scale_inv: Tensor | None) -> Tensor:
+    """The sums over the rows of x [M, N], float32 [N], in FP32 and in one order everywhere."""
+    result: Tensor = _call(_ops.column_sums, x, x_scale_inv)
     return result
 
 
@@ -365,21 +353,29 @@ def _quantized(x: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=format), _scalar(x), _scalar(x)
 
 
+def _sums(x: Tensor, wanted: bool = True) -> Tensor:
+    return x.new_empty((x.shape[1] if wanted else 0,), dtype=torch.float32)
+
+
 def _product(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, dtype: torch.dtype) -> Tensor:
     return a.new_empty((a.shape[1 if transpose_a else 0], b.shape[0 if transpose_b else 1]), dtype=dtype)
 
 
-_fake("quantize")(lambda x, xs, format, scale, sr, margin, r, o, seed: _quantized(x, format))
+_fake("quantize")(lambda x, xs, format, scale, sr, margin, r, o, seed, sums: (*_quantized(x, format), _sums(x, sums)))
 _fake("quantize_")(lambda payload, scale_inv, x, xs, keep, sr, margin, r, o, seed: _scalar(x))
 _fake("quantize_transpose")(
-    lambda x, xs, format, scale, history, sr, margin, o, update: (
+    lambda x, xs, format, scale, history, sr, margin, o, update, sums: (
         x.new_empty(x.shape, dtype=format),
         x.new_empty((x.shape[1], x.shape[0]), dtype=format),
         _scalar(x),
         _scalar(x),
+        _sums(x, sums),
     )
 )
-_fake("quantize_delayed")(lambda x, xs, format, history, sr, margin, o, update: _quantized(x, format))
+_fake("quantize_delayed")(
+    lambda x, xs, format, history, sr, margin, o, update, sums: (*_quantized(x, format), _sums(x, sums))
+)
+_fake("column_sums")(lambda x, xs: _sums(x))
 _fake("dequantize")(lambda payload, scale_inv, dtype: payload.new_empty(payload.shape, dtype=dtype))
 _fake("gemm")(lambda a, sa, b, sb, ta, tb, dtype, bias, fast, accumulation: _product(a, b, ta, tb, dtype))
 _fake("gemm_")(lambda *args: None)

@@ -22,11 +22,13 @@ from .policies import Overflow, ScaleRounding, scale_rule
 
 
 class Operand(NamedTuple):
-    """A GEMM operand: numbers = payload * scale_inv. `transposed`: the payload transposed, where it was asked for."""
+    """A GEMM operand: numbers = payload * scale_inv. Where asked for, `transposed`: the payload transposed, and
+    `column_sums`: the sums over the rows of what was cast, float32."""
 
     payload: Tensor
     scale_inv: Tensor
     transposed: Tensor | None = None
+    column_sums: Tensor | None = None
 
 
 class Recipe:
@@ -44,8 +46,9 @@ class Recipe:
         history: Tensor | None = None,
         update: bool = False,
         transposed: bool = False,
+        column_sums: bool = False,
     ) -> Operand:
-        """x * x_scale_inv as an operand, x contiguous; 2-D if `transposed` is to be made.
+        """x * x_scale_inv as an operand, x contiguous; 2-D if `transposed` or `column_sums` is to be made.
 
         `history`: float32 [window + 2], where the recipe keeps one. `update`: this cast counts (training, not a
         recomputation).
@@ -69,11 +72,11 @@ def _check_rounding(recipe: CurrentScaling | DelayedScaling | FineScaling) -> No
 def _operand(transposed: bool, x: Tensor, x_scale_inv: Tensor | None, format: torch.dtype, **options: Any) -> Operand:
     """By the ops' own names: with the transpose, by a history, or neither."""
     if transposed:
-        payload, payload_t, scale_inv, _ = _ops.quantize_transpose(x, x_scale_inv, format, **options)
-        return Operand(payload, scale_inv, payload_t)
+        payload, payload_t, scale_inv, _, *sums = _ops.quantize_transpose(x, x_scale_inv, format, **options)
+        return Operand(payload, scale_inv, payload_t, *sums)
     quantize = _ops.quantize_delayed if "history" in options else _ops.quantize
-    payload, scale_inv, _ = quantize(x, x_scale_inv, format, **options)
-    return Operand(payload, scale_inv)
+    payload, scale_inv, _, *sums = quantize(x, x_scale_inv, format, **options)
+    return Operand(payload, scale_inv, None, *sums)
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,18 @@ class CurrentScaling(Recipe):
         history: Tensor | None = None,
         update: bool = False,
         transposed: bool = False,
+        column_sums: bool = False,
     ) -> Operand:
-        rule = scale_rule(self.scale_rounding)
-        return _operand(transposed, x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow)
+        return _operand(
+            transposed,
+            x,
+            x_scale_inv,
+            format,
+            scale_rounding=scale_rule(self.scale_rounding),
+            margin=self.margin,
+            overflow=overflow,
+            column_sums=column_sums,
+        )
 
 
 @dataclass(frozen=True)
@@ -142,11 +154,19 @@ class DelayedScaling(Recipe):
         history: Tensor | None = None,
         update: bool = False,
         transposed: bool = False,
+        column_sums: bool = False,
     ) -> Operand:
         options: dict[str, Any] = {} if history is None else {"history": history, "update": update}
-        rule = scale_rule(self.scale_rounding)
         return _operand(
-            transposed, x, x_scale_inv, format, scale_rounding=rule, margin=self.margin, overflow=overflow, **options
+            transposed,
+            x,
+            x_scale_inv,
+            format,
+            scale_rounding=scale_rule(self.scale_rounding),
+            margin=self.margin,
+            overflow=overflow,
+            column_sums=column_sums,
+            **options,
         )
 
 
@@ -176,9 +196,10 @@ class ConstantScaling(Recipe):
         history: Tensor | None = None,
         update: bool = False,
         transposed: bool = False,
+        column_sums: bool = False,
     ) -> Operand:
         scale = self.scale(x.device, gradient=overflow == Overflow.NAN)
-        return _operand(transposed, x, x_scale_inv, format, scale=scale, overflow=overflow)
+        return _operand(transposed, x, x_scale_inv, format, scale=scale, overflow=overflow, column_sums=column_sums)
 
     def scale(self, device: torch.device, gradient: bool = False) -> Tensor:
         """2^bias, or 2^gradient_bias for output gradients: 0-d float32."""

@@ -194,7 +194,7 @@ void check_transpose(const cpu::Loops& loops, Shape shape, DType x_type, bool sc
   std::memset(yt.data(), 0xaa, std::size_t(yt.size()));
   cpu::CastLoop l{x.data(),           x_type,         scaled, 0.2f, y.data(), format, 9.0f, n,
                   Rounding::kNearest, Overflow::kNaN, 0,      0};
-  const std::uint32_t max = loops.cast_transpose({l, rows, cols, yt.data(), stride});
+  const std::uint32_t max = loops.cast_transpose({l, rows, cols, yt.data(), stride, nullptr});
   l.y = expected.data();
   ASSERT_EQ(max, scalar_cast(l));
   for (std::int64_t i = 0; i < n; ++i) {
@@ -241,7 +241,7 @@ TEST_P(Cast, TransposeAligned) {
   cpu::CastLoop l{x.data(),           DType::kBFloat16,    false, 1.0f,
                   y.data(),           DType::kE4M3,        2.0f,  0,
                   Rounding::kNearest, Overflow::kSaturate, 0,     0};
-  const std::uint32_t max = loops().cast_transpose({l, kRows, kCols, yt, kRows});
+  const std::uint32_t max = loops().cast_transpose({l, kRows, kCols, yt, kRows, nullptr});
   l.y = expected.data();
   l.n = kRows * kCols;
   EXPECT_EQ(max, scalar_cast(l));

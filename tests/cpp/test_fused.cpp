@@ -360,6 +360,8 @@ TEST(Fused, BadInput) {
         gelu_quantize(x, GeluForm::kErf, out, tensor({4, 8}, DType::kE4M3));
       },
       {"transposed", "[8, 4]"});
+  expect_error([&] { gelu_quantize(x, GeluForm::kErf, out, {}, {.column_sums = gamma}); },
+               {"gelu_quantize", "column_sums", "undefined", "float32[8]"});
   expect_error([&] { gelu_quantize(x, GeluForm::kErf, out, {}, {.margin = 99}); },
                {"margin", "99"});
   expect_error([&] { swiglu_quantize(tensor({4, 7}), out); }, {"swiglu", "even", "[4, 7]"});

@@ -85,8 +85,8 @@ TEST(CudaGrids, TransposedTiles) {
   p.aligned_rows = p.aligned_cols = true;
   for (unsigned grid : {1u, 5u})
     emu::for_each_schedule([&] {
-      FP8AMP_LAUNCH((kernels::cuda::quantize_transpose_kernel<k32, numerics::E4M3>), dim3(grid),
-                    dim3(kernels::cuda::kThreads), 0, nullptr, p);
+      FP8AMP_LAUNCH((kernels::cuda::quantize_transpose_kernel<k32, numerics::E4M3, false>),
+                    dim3(grid), dim3(kernels::cuda::kThreads), 0, nullptr, p);
       EXPECT_EQ(host.difference(device), "equal");
       EXPECT_EQ(host_t.difference(device_t), "equal");
     });

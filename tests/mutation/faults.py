@@ -25,6 +25,7 @@ CASTS = ("kernels/cuda/quantize.cu", "casts_cuda")
 BLOCKS = ("kernels/cuda/blocks.cu", "blocks_cuda")
 FUSED = ("kernels/cuda/fused.cu", "fused_cuda")
 BACKWARDS = (*FUSED, "CudaNormBackward.*")
+COLUMNS = ("kernels/cuda/quantize.cu", "column_sums_cuda")
 SHARDS = ("kernels/cuda/shards.cu", "sum_shards_cuda")
 ADAM = ("kernels/cuda/adam.cu", "adam_cuda", "CudaAdam.*")
 NORM = ("kernels/cuda/norm.cu", "adam_cuda", "CudaNorm.*")
@@ -32,6 +33,7 @@ GRIDS = ("tests/emulator/test_grids_cuda.cpp", "grids_cuda")
 PAD, FINISH = ("kernels/cuda/pad.cu", "gemm_cuda"), ("kernels/cuda/gemm_finish.cu", "gemm_cuda")
 VECTORS, QUANTIZE = "kernels/cuda/vectors.cuh", "kernels/cuda/quantize.cuh"
 TRANSPOSE, REDUCE = "kernels/cuda/quantize_transpose.cuh", "kernels/cuda/reduce.cuh"
+SUMMED = "kernels/cuda/column_sums.cuh"
 TILES, ROWS, BACKWARD = "kernels/cuda/blocks.cuh", "kernels/cuda/fused.cuh", "kernels/cuda/norm_backward.cuh"
 PLUS, SUMS, TOTAL = "kernels/cuda/accumulate.cuh", "kernels/cuda/shards.cuh", "kernels/cuda/norm.cuh"
 UPDATE, WORDS, PADDED = "kernels/cuda/adam.cuh", "kernels/cuda/adam_words.cuh", "kernels/cuda/pad.cuh"
@@ -96,8 +98,15 @@ FAULTS = (
     Fault(ROWS, "row += {{std::int64_t(gridDim.x) * kWarps||p.out.rows}})", "kernels/cuda/fused.cu", "grids_cuda"),
     Fault("kernels/cuda/fused.cu", "a.op == FusedOp::kSwiGluBackward ? {{2 * kVector||kVector}} : kVector", *FUSED),
     Fault(BACKWARD, "b = add_row_sums(of_gh) / {{float(n)||1.0f}}", *BACKWARDS),
-    Fault(BACKWARD, "for (std::int64_t row = {{first + 1||first}}; row < end; ++row) sum", *BACKWARDS),
     Fault(BACKWARD, "< p.a.rows ? {{first + numerics::kRowsOfSum||first}}\n", *BACKWARDS),
+    # ---- sums over rows
+    Fault(SUMMED, "for (std::int64_t row = {{first + 1||first}}; row < end; ++row) sum", *BACKWARDS),
+    Fault(SUMMED, "< p.rows ? {{first + numerics::kRowsOfSum||first}}\n", *COLUMNS),
+    Fault(SUMMED, "float* const to = next == 1 ? total : sums + {{n * cols||cols}};", *COLUMNS),
+    Fault(TRANSPOSE, "{{__syncthreads();||;}}\n          add_staged_values", *COLUMNS),
+    Fault(TRANSPOSE, "{{__syncthreads();||;}}  // before the next turn", *COLUMNS),
+    Fault(TRANSPOSE, "return 4 * group + (k ^ {{group / 2||group}});", *COLUMNS),
+    Fault(TRANSPOSE, "row < {{numerics::kRowsOfSum||numerics::kRowsOfSum - 1}}; ++row) sum", *COLUMNS),
     # ---- Adam
     Fault("kernels/cuda/batch.cuh", "if ({{first[middle] <= number||first[middle] < number}})", *ADAM),
     Fault(UPDATE, "return {{plan.step.scalars.p_l2 == 0.0f||true}} && ", *ADAM),

@@ -14,11 +14,11 @@
 // 512 are a grid [32][16], as a warp of GPU threads with 16 neighbouring elements each holds them:
 // partial sums j and j + 8 of a row of it are added, then j and j + 4, j + 2, j + 1; then the 32
 // rows in the same way, 16 apart first.
-// Sums over rows (dgamma, dbeta): 32 neighbouring rows are added in ascending order, from 0 on;
-// then 32 neighbouring ones of these sums, and so on until one is left.
+// Sums over rows (dgamma, dbeta): column_sums.h.
 //
 // Sources: Ba et al., arXiv 1607.06450 (LayerNorm); Zhang and Sennrich, arXiv 1910.07467 (RMSNorm).
 #pragma once
+#include <fp8amp/numerics/column_sums.h>
 #include <fp8amp/numerics/formats.h>
 
 #include <cmath>
@@ -27,7 +27,6 @@
 namespace fp8amp::numerics {
 
 inline constexpr int kRowSums = 512, kRowSumsOfThread = 16;
-inline constexpr std::int64_t kRowsOfSum = 32;
 
 FP8AMP_HD float inverse_deviation(float sum_of_squares, std::int64_t n, float eps) {
   return 1.0f / std::sqrt(sum_of_squares / float(n) + eps);

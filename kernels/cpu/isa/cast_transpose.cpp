@@ -89,6 +89,9 @@ std::uint32_t cast_transpose(const CastTransposeLoop& l) {
         cast_range(l.cast, element_pointer(l.cast.x, l.cast.x_type, at), tile + i * kTileCols,
                    width, 0, max);
         copy<kTileCols>(static_cast<std::uint8_t*>(l.cast.y) + at, tile + i * kTileCols, width);
+        if (l.column_sums)
+          add_row({element_pointer(l.cast.x, l.cast.x_type, at), l.cast.x_type, l.cast.x_scale_inv,
+                   l.column_sums + (r + i) / numerics::kRowsOfSum * l.cols + c, width});
       }
       for (std::int64_t c64 = 0; c64 < width;
            c64 += 64) {  // 64 columns at a time, in full: what lies beyond the edge is not stored

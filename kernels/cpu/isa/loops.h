@@ -40,6 +40,16 @@ struct CastTransposeLoop {
   std::int64_t rows, cols;
   std::uint8_t* yt;
   std::int64_t yt_stride;
+  float* column_sums;  // [rows / 32 rounded up, cols], += the values; may be null
+};
+
+// sums[i] += x[i] * x_scale_inv
+struct AddRowLoop {
+  const void* x;
+  DType x_type;
+  float x_scale_inv;
+  float* sums;
+  std::int64_t n;
 };
 
 // y[i] = x[i] * scale_inv (if has_scale_inv), rounded to y_type (float32, float16, bfloat16).
@@ -144,6 +154,7 @@ struct Loops {
   void (*scale_values)(void* x, DType x_type, float factor, std::int64_t n);  // x *= factor
   void (*gemm)(const GemmLoop& loop);
   AdamMaxima (*adam)(const AdamLoop& loop);
+  void (*add_row)(const AddRowLoop& loop);
   float (*row_sum)(const float* x, std::int64_t n);  // in the order of numerics/normalize.h
   float (*row_deviation)(const float* x, std::int64_t n, float mean);  // sum of (x - mean)^2
   void (*fused_row)(const FusedRow& row);
@@ -161,6 +172,7 @@ struct Loops {
   void scale_values(void* x, DType x_type, float factor, std::int64_t n); \
   void gemm(const GemmLoop& loop);                                        \
   AdamMaxima adam(const AdamLoop& loop);                                  \
+  void add_row(const AddRowLoop& loop);                                   \
   float row_sum(const float* x, std::int64_t n);                          \
   float row_deviation(const float* x, std::int64_t n, float mean);        \
   void fused_row(const FusedRow& row);                                    \

@@ -1,4 +1,4 @@
-// Maxima, sums of squares, products with a scalar.
+// Maxima, sums, products with a scalar.
 #include <limits>
 #include <type_traits>
 
@@ -74,6 +74,19 @@ template <DType T>
   for (; i < n; ++i) store_element(x, T, i, load_element(x, T, i) * factor);
 }
 
+template <DType T>
+[[gnu::noinline]] void add_row_of(const AddRowLoop& loop) {
+  const float x_scale_inv = loop.x_scale_inv;
+  float* __restrict sums = loop.sums;
+  std::int64_t i = 0;
+  for (; i + kGroup <= loop.n; i += kGroup) {
+    const Group g = load_group<T>(element_pointer(loop.x, T, i));
+    for (int j = 0; j < 4; ++j)
+      store(sums + i + j * kLanes, load<F32>(sums + i + j * kLanes) + g.v[j] * x_scale_inv);
+  }
+  for (; i < loop.n; ++i) sums[i] = sums[i] + load_element(loop.x, T, i) * x_scale_inv;
+}
+
 }  // namespace
 
 std::uint32_t amax(const void* x, DType x_type, std::int64_t n) {
@@ -98,6 +111,16 @@ double sum_of_squares(const void* x, DType x_type, std::int64_t n) {
     case DType::kE5M2: return sum_of_squares_of<DType::kE5M2>(x, n);
   }
   return 0;
+}
+
+void add_row(const AddRowLoop& loop) {
+  switch (loop.x_type) {
+    case DType::kFloat32: return add_row_of<DType::kFloat32>(loop);
+    case DType::kFloat16: return add_row_of<DType::kFloat16>(loop);
+    case DType::kBFloat16: return add_row_of<DType::kBFloat16>(loop);
+    case DType::kE4M3: return add_row_of<DType::kE4M3>(loop);
+    case DType::kE5M2: return add_row_of<DType::kE5M2>(loop);
+  }
 }
 
 void scale_values(void* x, DType x_type, float factor, std::int64_t n) {

@@ -1,5 +1,5 @@
-// torch.ops.fp8amp: quantize, quantize_, quantize_transpose, quantize_delayed, dequantize,
-// dequantize_, accumulate_, amax.
+// torch.ops.fp8amp: quantize, quantize_, quantize_transpose, quantize_delayed, column_sums,
+// dequantize, dequantize_, accumulate_, amax.
 #include "python/bindings/ops/convert.h"
 
 #include <tuple>
@@ -18,10 +18,18 @@ QuantizeOptions make_options(const char* op, const TorchTensor& x, int64_t scale
   return o;
 }
 
-std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize(
+// float32 [N] for x [M, N] if `wanted`, and then an output of the cast; else empty.
+TorchTensor make_column_sums(const char* op, const TorchTensor& x, bool wanted,
+                             QuantizeOptions& o) {
+  TorchTensor sums = empty({wanted ? matrix_shape(op, "x", x)[1] : 0}, ScalarType::Float, x);
+  if (wanted) o.column_sums = write(op, "column_sums", sums);
+  return sums;
+}
+
+std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize(
     const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
     const OptionalTensor& scale, int64_t scale_rounding, int64_t margin, int64_t rounding,
-    int64_t overflow, int64_t seed) {
+    int64_t overflow, int64_t seed, bool column_sums) {
   const char* op = "quantize";
   to_dtype(op, "format", format);
   TorchTensor payload = empty(shape(x), format, x), scale_inv = empty_scalar(x),
@@ -30,9 +38,10 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize(
   o.rounding = to_rounding(op, rounding);
   o.seed = static_cast<uint64_t>(seed);
   o.scale = read(op, "scale", scale);
+  TorchTensor sums = make_column_sums(op, x, column_sums, o);
   fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv),
                    write_scaled(op, "out", payload, scale_inv), o);
-  return {payload, scale_inv, amax};
+  return {payload, scale_inv, amax, sums};
 }
 
 TorchTensor quantize_into(const TorchTensor& payload, const TorchTensor& scale_inv,
@@ -50,10 +59,10 @@ TorchTensor quantize_into(const TorchTensor& payload, const TorchTensor& scale_i
   return amax;
 }
 
-std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpose(
+std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpose(
     const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
     const OptionalTensor& scale, const OptionalTensor& history, int64_t scale_rounding,
-    int64_t margin, int64_t overflow, bool update) {
+    int64_t margin, int64_t overflow, bool update, bool column_sums) {
   const char* op = "quantize_transpose";
   to_dtype(op, "format", format);
   std::vector<int64_t> s = matrix_shape(op, "x", x);
@@ -63,16 +72,17 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_transpos
   o.scale = read(op, "scale", scale);
   if (history) o.history = write(op, "history", *history);
   o.update_history = update;
+  TorchTensor sums = make_column_sums(op, x, column_sums, o);
   fp8amp::quantize_transpose(read_scaled(op, "x", x, x_scale_inv),
                              write_scaled(op, "out", payload, scale_inv),
                              write(op, "transposed", transposed), o);
-  return {payload, transposed, scale_inv, amax};
+  return {payload, transposed, scale_inv, amax, sums};
 }
 
-std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize_delayed(
+std::tuple<TorchTensor, TorchTensor, TorchTensor, TorchTensor> quantize_delayed(
     const TorchTensor& x, const OptionalTensor& x_scale_inv, ScalarType format,
     const TorchTensor& history, int64_t scale_rounding, int64_t margin, int64_t overflow,
-    bool update) {
+    bool update, bool column_sums) {
   const char* op = "quantize_delayed";
   to_dtype(op, "format", format);
   TorchTensor payload = empty(shape(x), format, x), scale_inv = empty_scalar(x),
@@ -80,9 +90,17 @@ std::tuple<TorchTensor, TorchTensor, TorchTensor> quantize_delayed(
   QuantizeOptions o = make_options(op, x, scale_rounding, margin, overflow, amax);
   o.history = write(op, "history", history);
   o.update_history = update;
+  TorchTensor sums = make_column_sums(op, x, column_sums, o);
   fp8amp::quantize(read_scaled(op, "x", x, x_scale_inv),
                    write_scaled(op, "out", payload, scale_inv), o);
-  return {payload, scale_inv, amax};
+  return {payload, scale_inv, amax, sums};
+}
+
+TorchTensor column_sums(const TorchTensor& x, const OptionalTensor& x_scale_inv) {
+  const char* op = "column_sums";
+  TorchTensor out = empty({matrix_shape(op, "x", x)[1]}, ScalarType::Float, x);
+  fp8amp::column_sums(read_scaled(op, "x", x, x_scale_inv), write(op, "out", out), stream(x));
+  return out;
 }
 
 TorchTensor dequantize(const TorchTensor& payload, const TorchTensor& scale_inv, ScalarType dtype) {
@@ -144,6 +162,7 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("quantize_", TORCH_BOX(&quantize_into));
   m.impl("quantize_transpose", TORCH_BOX(&quantize_transpose));
   m.impl("quantize_delayed", TORCH_BOX(&quantize_delayed));
+  m.impl("column_sums", TORCH_BOX(&column_sums));
   m.impl("dequantize", TORCH_BOX(&dequantize));
   m.impl("dequantize_", TORCH_BOX(&dequantize_into));
   m.impl("accumulate_", TORCH_BOX(&accumulate));
@@ -155,19 +174,23 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {
   m.def(
       "quantize(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, int "
       "scale_rounding, int margin, int rounding, int overflow, "
-      "int seed) -> (Tensor payload, Tensor scale_inv, Tensor amax)");
+      "int seed, bool column_sums) -> (Tensor payload, Tensor scale_inv, Tensor amax, Tensor "
+      "column_sums)");
   m.def(
       "quantize_(Tensor(a!) payload, Tensor(b!) scale_inv, Tensor x, Tensor? x_scale_inv, bool "
       "keep_scale, int scale_rounding, int margin, "
       "int rounding, int overflow, int seed) -> Tensor amax");
   m.def(
       "quantize_transpose(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor? scale, "
-      "Tensor(a!)? history, int scale_rounding, int margin, int overflow, bool update) -> "
-      "(Tensor payload, Tensor payload_t, Tensor scale_inv, Tensor amax)");
+      "Tensor(a!)? history, int scale_rounding, int margin, int overflow, bool update, bool "
+      "column_sums) -> (Tensor payload, Tensor payload_t, Tensor scale_inv, Tensor amax, Tensor "
+      "column_sums)");
   m.def(
       "quantize_delayed(Tensor x, Tensor? x_scale_inv, ScalarType format, Tensor(a!) history, int "
       "scale_rounding, int margin, int overflow, "
-      "bool update) -> (Tensor payload, Tensor scale_inv, Tensor amax)");
+      "bool update, bool column_sums) -> (Tensor payload, Tensor scale_inv, Tensor amax, Tensor "
+      "column_sums)");
+  m.def("column_sums(Tensor x, Tensor? x_scale_inv) -> Tensor");
   m.def("dequantize(Tensor payload, Tensor scale_inv, ScalarType dtype) -> Tensor");
   m.def("dequantize_(Tensor(a!) out, Tensor payload, Tensor scale_inv) -> ()");
   m.def(

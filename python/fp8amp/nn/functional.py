@@ -31,6 +31,7 @@ from .operands import (
     gemm_dtype,
     output_dtype,
     remember,
+    wants_bias_gradient,
     weight_gradient,
 )
 from .weight_cache import fp8_weight
@@ -191,15 +192,16 @@ class _ScaledLinear(torch.autograd.Function):
         xq, x_scale_inv, wq, w_scale_inv = ctx.saved_tensors
         options: Options = ctx.options
         need_dx, need_dw = ctx.needs_input_grad[:2]
-        dx = dw = None
+        dx = dw = sums = None
         if need_dx or need_dw:
-            q, s, q_t = options.recipe.cast(
+            q, s, q_t, sums = options.recipe.cast(
                 *plain_operand(dy),
                 E5M2,
                 Overflow.NAN,
                 ctx.gradient_history,
                 options.update,
                 transposed=ctx.x_is_transposed and need_dw,
+                column_sums=wants_bias_gradient(ctx),
             )
             if need_dx:
                 in_place = ctx.w_is_transposed or options.in_out
@@ -210,7 +212,7 @@ class _ScaledLinear(torch.autograd.Function):
                 k_contiguous = q_t is not None
                 product = _ops.gemm(*left, *right, transpose_a=not k_contiguous, transpose_b=k_contiguous)
                 dw = weight_gradient(ctx, product)
-        return (dx, dw, bias_gradient(ctx, dy), *none[3:])
+        return (dx, dw, bias_gradient(ctx, dy, sums), *none[3:])
 
 
 class _DenseLinear(torch.autograd.Function):

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import _ops
 from ..policies import E4M3
 from ..recipe import Recipe
-from ..scaled_tensor import ScaledTensor, scaled
+from ..scaled_tensor import ScaledTensor, plain_operand, scaled
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -91,8 +92,13 @@ def weight_gradient(ctx: Any, dw: Tensor) -> Tensor:
     return dw.to(dtype) if format is None else scaled(dw, format, role="gradient", dtype=dtype)
 
 
-def bias_gradient(ctx: Any, dy: Tensor) -> Tensor | None:
-    """db, if there is a bias that wants it; the third argument of the forward is the bias."""
-    if ctx.bias_dtype is None or not ctx.needs_input_grad[2]:
+def wants_bias_gradient(ctx: Any) -> bool:
+    """Whether there is a bias that wants its gradient; the third argument of the forward is the bias."""
+    return ctx.bias_dtype is not None and ctx.needs_input_grad[2]
+
+
+def bias_gradient(ctx: Any, dy: Tensor, sums: Tensor | None = None) -> Tensor | None:
+    """db, if it is wanted: the sums over the rows of dy, which a cast of it may have made."""
+    if not wants_bias_gradient(ctx):
         return None
-    return dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+    return (_ops.column_sums(*plain_operand(dy)) if sums is None else sums).to(ctx.bias_dtype)
