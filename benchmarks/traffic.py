@@ -59,8 +59,8 @@ stands between two of them, scales known before their casts, every tensor writte
 operand where two products read it, the next FP8 weight written by Adam.
 
 Where O2 moves more than the least: current scaling reads what it casts twice (delayed scaling does not), each weight
-gradient is written in FP32, measured and cast (13 bytes per parameter instead of 1), each weight is measured and cast
-from FP16 in every step (6 instead of 2), and the bias gradients are sums of their own.
+gradient is written in FP32, measured and cast (13 bytes per parameter instead of 1), and each weight is measured and
+cast from FP16 in every step (6 instead of 2).
 """
 
 
@@ -142,6 +142,8 @@ def of_fp8amp(done: dict[str, Any], args: Any, out: Any) -> tuple[int, int]:
             total += 0 if has_full_history(args) else size(args[0])
         elif name in ("quantize_kernel", "quantize_transpose_kernel"):
             total += size(args[0]) + writes
+        elif name == "column_sums_kernel":
+            total += size(args[0])
         elif name == "dequantize_kernel":  # of a ScaledTensor that an op of torch reads
             total += size(args[0].payload) + size(args[0])
         elif name in ("fused_quantize_kernel", "fused_transpose_kernel"):  # the first one measures

@@ -170,7 +170,7 @@ void norm_backward(const NormBackwardArgs& a) {
                [&](std::int64_t from, std::int64_t to) {
                  for (std::int64_t k = from; k < to; ++k)
                    norm_backward_rows(a, k * kRowsOfSum, std::min((k + 1) * kRowsOfSum, a.rows),
-                                      dgamma.of_rows(k), a.dbeta ? dbeta.of_rows(k) : nullptr);
+                                      dgamma.start(k), a.dbeta ? dbeta.start(k) : nullptr);
                });
   dgamma.add(a.dgamma);
   if (a.dbeta) dbeta.add(a.dbeta);

@@ -14,11 +14,11 @@
 namespace fp8amp::kernels::cpu {
 namespace {
 
-#define FP8AMP_LOOPS(isa)                                                                         \
-  {                                                                                               \
-    isa::amax, isa::cast, isa::cast_transpose, isa::dequantize, isa::accumulate,                  \
-        isa::sum_of_squares, isa::scale_values, isa::gemm, isa::adam, isa::add_row, isa::row_sum, \
-        isa::row_deviation, isa::fused_row, isa::norm_backward_row                                \
+#define FP8AMP_LOOPS(isa)                                                                          \
+  {                                                                                                \
+    isa::amax, isa::cast, isa::cast_transpose, isa::dequantize, isa::accumulate,                   \
+        isa::sum_of_squares, isa::scale_values, isa::gemm, isa::adam, isa::add_rows, isa::row_sum, \
+        isa::row_deviation, isa::fused_row, isa::norm_backward_row                                 \
   }
 
 Isa choose_isa() {

@@ -73,11 +73,10 @@ std::uint32_t cast(const QuantizeArgs& a, float scale) {
   return max.get();
 }
 
-// Rows [first, first + rows), 32 at most, are added to sums[cols].
+// Rows [first, first + rows) are added to sums[cols].
 void add_rows(const ColumnSumsArgs& a, std::int64_t first, std::int64_t rows, float* sums) {
-  for (std::int64_t row = first; row < first + rows; ++row)
-    loops().add_row({element_pointer(a.x, a.x_type, row * a.cols), a.x_type,
-                     a.x_scale_inv ? *a.x_scale_inv : 1.0f, sums, a.cols});
+  loops().add_rows({element_pointer(a.x, a.x_type, first * a.cols), a.x_type,
+                    a.x_scale_inv ? *a.x_scale_inv : 1.0f, rows, a.cols, a.cols, sums});
 }
 
 ColumnSumsArgs sums_of(const QuantizeArgs& a) {
@@ -104,7 +103,7 @@ std::uint32_t cast_and_sum(const QuantizeArgs& a, float scale, ColumnSums& sums)
     loop.n = rows * a.cols;
     loop.first = std::uint64_t(first * a.cols);
     max.raise(loops().cast(loop));
-    add_rows(sums_of(a), first, rows, sums.of_rows(k));
+    add_rows(sums_of(a), first, rows, sums.start(k));
   });
   return max.get();
 }
@@ -119,8 +118,8 @@ std::uint32_t cast_transpose(const QuantizeArgs& a, float scale, ColumnSums& sum
     CastLoop loop = make_loop(a, scale);
     loop.x = element_pointer(a.x, a.x_type, first * a.cols);
     loop.y = element_pointer(a.y, a.format, first * a.cols);
-    max.raise(loops().cast_transpose({loop, rows, a.cols, a.transposed + first, a.rows,
-                                      a.column_sums ? sums.of_rows(first / kRowsOfSum) : nullptr}));
+    float* start = a.column_sums ? sums.start(first / kRowsOfSum, sums_of_rows(rows)) : nullptr;
+    max.raise(loops().cast_transpose({loop, rows, a.cols, a.transposed + first, a.rows, start}));
   });
   return max.get();
 }
@@ -160,7 +159,7 @@ void quantize(const QuantizeArgs& a) {
 void column_sums(const ColumnSumsArgs& a) {
   ColumnSums sums(a.rows, a.cols);
   for_sums(a.rows, a.cols, [&](std::int64_t k, std::int64_t first, std::int64_t rows) {
-    add_rows(a, first, rows, sums.of_rows(k));
+    add_rows(a, first, rows, sums.start(k));
   });
   sums.add(a.sums);
 }

@@ -91,10 +91,10 @@ void quantize(const QuantizeArgs& a) {
   const CastPlan plan(a);
   QuantizeParams p = plan.params();
   p.in = make_input(a.x, a.x_scale_inv, a.n, aligned_to_16(a.x, a.y));
-  plan.begin();
-  if (plan.measured) launch_amax(p.in, a.x_type, p.amax, plan.choice, plan.stream);
   std::optional<ColumnSums> sums;
   if (a.column_sums) sums.emplace(a.rows, a.cols, a.column_sums, plan.stream);
+  plan.begin();
+  if (plan.measured) launch_amax(p.in, a.x_type, p.amax, plan.choice, plan.stream);
   if (a.transposed) {
     launch_transpose(p, a, sums ? sums->partial() : nullptr, plan.stream);
   } else {

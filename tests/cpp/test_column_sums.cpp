@@ -55,19 +55,22 @@ class ColumnLoops : public testing::TestWithParam<Isa> {
   const cpu::Loops& loops() const { return cpu::loops(GetParam()); }
 };
 
-TEST_P(ColumnLoops, AddRow) {
+TEST_P(ColumnLoops, AddRows) {
   for (Edge edge : {Edge::kEnd, Edge::kBegin})
-    for (std::int64_t n : {0, 1, 15, 16, 17, 31, 63, 64, 65, 200, 1000})
-      for (DType type : kAllTypes)
-        for (float factor : {1.0f, 0.37f}) {
+    for (std::int64_t cols : {0, 1, 15, 16, 17, 31, 63, 64, 65, 200, 1000})
+      for (std::int64_t rows : {0, 1, 3, 4, 6, 9})
+        for (DType type : kAllTypes) {
+          const float factor = rows % 2 ? 0.37f : 1.0f;
+          const std::int64_t stride = cols + 3, n = rows ? (rows - 1) * stride + cols : 0;
           EdgeArray<std::uint8_t> x(n * size_in_bytes(type), edge);
-          EdgeArray<float> sums(n, edge);
+          EdgeArray<float> sums(cols, edge);
           fill_random(x.data(), type, n, std::uint64_t(n) + 1);
-          fill_random(sums.data(), DType::kFloat32, n, std::uint64_t(n) + 2);
-          std::vector<float> expected(sums.data(), sums.data() + n);
-          for (std::int64_t i = 0; i < n; ++i)
-            expected[std::size_t(i)] += load_element(x.data(), type, i) * factor;
-          loops().add_row({x.data(), type, factor, sums.data(), n});
+          fill_random(sums.data(), DType::kFloat32, cols, std::uint64_t(n) + 2);
+          std::vector<float> expected(sums.data(), sums.data() + cols);
+          for (std::int64_t i = 0; i < rows * cols; ++i)
+            expected[std::size_t(i % cols)] +=
+                load_element(x.data(), type, i / cols * stride + i % cols) * factor;
+          loops().add_rows({x.data(), type, factor, rows, cols, stride, sums.data()});
           expect_same(sums, expected, name(type));
           if (HasFatalFailure()) return;
         }

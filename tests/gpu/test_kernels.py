@@ -58,6 +58,17 @@ def test_quantize_transpose(guards: Guards, dtype: torch.dtype, format: torch.dt
         assert_same(_ops.quantize_transpose(x, None, format), _ops.quantize_transpose(guards.copy(x), None, format))
 
 
+@pytest.mark.parametrize("dtype", (*PLAIN, E4M3, E5M2))
+def test_column_sums(guards: Guards, dtype: torch.dtype) -> None:
+    for shape in ((1, 1), (33, 5), (64, 128), (129, 130), (17, 256), (1040, 272)):
+        x = numbers(shape[0] * shape[1], torch.float32, 7, 2.0).view(shape)
+        x, scale_inv = _ops.quantize(x, None, dtype)[:2] if dtype.itemsize == 1 else (x.to(dtype), None)
+        there = guards.copy(x), None if scale_inv is None else guards.copy(scale_inv)
+        assert_same((_ops.column_sums(x, scale_inv),), (_ops.column_sums(*there),))
+        for cast in (_ops.quantize, _ops.quantize_transpose):
+            assert_same(cast(x, scale_inv, E5M2, column_sums=True), cast(*there, E5M2, column_sums=True))
+
+
 def test_quantize_delayed(guards: Guards) -> None:
     history = torch.zeros(2 + 3)
     there = guards.copy(history)

@@ -64,6 +64,16 @@ inline void prefetch(const void* x, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += 64) __builtin_prefetch(static_cast<const char*>(x) + i);
 }
 
+// A few rows of a tile are added to the sums while they are in L1.
+constexpr std::int64_t kRowsAdded = 4;
+void add_values(const CastTransposeLoop& l, std::int64_t row, std::int64_t rows,
+                std::int64_t column, std::int64_t n) {
+  static_assert(numerics::kRowsOfSum % kRowsAdded == 0);
+  add_rows({element_pointer(l.cast.x, l.cast.x_type, row * l.cols + column), l.cast.x_type,
+            l.cast.x_scale_inv, rows, n, l.cols,
+            l.column_sums + row / numerics::kRowsOfSum * l.cols + column});
+}
+
 // Streaming stores are not ordered: the next reader may be another thread.
 void finish_stores() {
 #if defined(__AVX__)
@@ -89,9 +99,8 @@ std::uint32_t cast_transpose(const CastTransposeLoop& l) {
         cast_range(l.cast, element_pointer(l.cast.x, l.cast.x_type, at), tile + i * kTileCols,
                    width, 0, max);
         copy<kTileCols>(static_cast<std::uint8_t*>(l.cast.y) + at, tile + i * kTileCols, width);
-        if (l.column_sums)
-          add_row({element_pointer(l.cast.x, l.cast.x_type, at), l.cast.x_type, l.cast.x_scale_inv,
-                   l.column_sums + (r + i) / numerics::kRowsOfSum * l.cols + c, width});
+        if (l.column_sums && (i % kRowsAdded == kRowsAdded - 1 || i == height - 1))
+          add_values(l, r + i / kRowsAdded * kRowsAdded, i % kRowsAdded + 1, c, width);
       }
       for (std::int64_t c64 = 0; c64 < width;
            c64 += 64) {  // 64 columns at a time, in full: what lies beyond the edge is not stored

@@ -43,13 +43,13 @@ struct CastTransposeLoop {
   float* column_sums;  // [rows / 32 rounded up, cols], += the values; may be null
 };
 
-// sums[i] += x[i] * x_scale_inv
-struct AddRowLoop {
+// sums[c] += x[r, c] * x_scale_inv, row by row; a row of x begins x_row elements behind the last.
+struct AddRowsLoop {
   const void* x;
   DType x_type;
   float x_scale_inv;
+  std::int64_t rows, cols, x_row;
   float* sums;
-  std::int64_t n;
 };
 
 // y[i] = x[i] * scale_inv (if has_scale_inv), rounded to y_type (float32, float16, bfloat16).
@@ -154,7 +154,7 @@ struct Loops {
   void (*scale_values)(void* x, DType x_type, float factor, std::int64_t n);  // x *= factor
   void (*gemm)(const GemmLoop& loop);
   AdamMaxima (*adam)(const AdamLoop& loop);
-  void (*add_row)(const AddRowLoop& loop);
+  void (*add_rows)(const AddRowsLoop& loop);
   float (*row_sum)(const float* x, std::int64_t n);  // in the order of numerics/normalize.h
   float (*row_deviation)(const float* x, std::int64_t n, float mean);  // sum of (x - mean)^2
   void (*fused_row)(const FusedRow& row);
@@ -172,7 +172,7 @@ struct Loops {
   void scale_values(void* x, DType x_type, float factor, std::int64_t n); \
   void gemm(const GemmLoop& loop);                                        \
   AdamMaxima adam(const AdamLoop& loop);                                  \
-  void add_row(const AddRowLoop& loop);                                   \
+  void add_rows(const AddRowsLoop& loop);                                 \
   float row_sum(const float* x, std::int64_t n);                          \
   float row_deviation(const float* x, std::int64_t n, float mean);        \
   void fused_row(const FusedRow& row);                                    \

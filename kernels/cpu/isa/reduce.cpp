@@ -74,17 +74,32 @@ template <DType T>
   for (; i < n; ++i) store_element(x, T, i, load_element(x, T, i) * factor);
 }
 
-template <DType T>
-[[gnu::noinline]] void add_row_of(const AddRowLoop& loop) {
+// kRows rows of x, from row `first` on.
+template <DType T, int kRows>
+[[gnu::noinline]] void add_rows_of(const AddRowsLoop& loop, std::int64_t first) {
   const float x_scale_inv = loop.x_scale_inv;
-  float* __restrict sums = loop.sums;
+  const std::int64_t begin = first * loop.x_row, x_row = loop.x_row, n = loop.cols;
+  float* sums = loop.sums;
   std::int64_t i = 0;
-  for (; i + kGroup <= loop.n; i += kGroup) {
-    const Group g = load_group<T>(element_pointer(loop.x, T, i));
-    for (int j = 0; j < 4; ++j)
-      store(sums + i + j * kLanes, load<F32>(sums + i + j * kLanes) + g.v[j] * x_scale_inv);
+  for (; i + kGroup <= n; i += kGroup) {
+    Group sum = load_group<DType::kFloat32>(sums + i);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Group g = load_group<T>(element_pointer(loop.x, T, begin + r * x_row + i));
+      for (int j = 0; j < 4; ++j) sum.v[j] = sum.v[j] + g.v[j] * x_scale_inv;
+    }
+    store_group<DType::kFloat32>(sums + i, sum);
   }
-  for (; i < loop.n; ++i) sums[i] = sums[i] + load_element(loop.x, T, i) * x_scale_inv;
+  for (; i < n; ++i)
+    for (int r = 0; r < kRows; ++r)
+      sums[i] = sums[i] + load_element(loop.x, T, begin + r * x_row + i) * x_scale_inv;
+}
+// Four rows at a time: the sums are loaded and stored once for them.
+template <DType T>
+void add_rows_of(const AddRowsLoop& loop) {
+  std::int64_t row = 0;
+  for (; row + 4 <= loop.rows; row += 4) add_rows_of<T, 4>(loop, row);
+  for (; row < loop.rows; ++row) add_rows_of<T, 1>(loop, row);
 }
 
 }  // namespace
@@ -113,13 +128,13 @@ double sum_of_squares(const void* x, DType x_type, std::int64_t n) {
   return 0;
 }
 
-void add_row(const AddRowLoop& loop) {
+void add_rows(const AddRowsLoop& loop) {
   switch (loop.x_type) {
-    case DType::kFloat32: return add_row_of<DType::kFloat32>(loop);
-    case DType::kFloat16: return add_row_of<DType::kFloat16>(loop);
-    case DType::kBFloat16: return add_row_of<DType::kBFloat16>(loop);
-    case DType::kE4M3: return add_row_of<DType::kE4M3>(loop);
-    case DType::kE5M2: return add_row_of<DType::kE5M2>(loop);
+    case DType::kFloat32: return add_rows_of<DType::kFloat32>(loop);
+    case DType::kFloat16: return add_rows_of<DType::kFloat16>(loop);
+    case DType::kBFloat16: return add_rows_of<DType::kBFloat16>(loop);
+    case DType::kE4M3: return add_rows_of<DType::kE4M3>(loop);
+    case DType::kE5M2: return add_rows_of<DType::kE5M2>(loop);
   }
 }
 
