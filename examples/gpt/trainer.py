@@ -83,6 +83,19 @@ def model_size(arguments: Namespace) -> Size:
     return Size(size.layers, size.heads, size.width, arguments.block_size or size.block_size)
 
 
+def check_fits(size: Size, name: str, vocab_size: int, device: torch.device) -> None:
+    """Refuses a model whose FP32 weights alone are more than the memory there is."""
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in GPT(size, vocab_size).parameters())
+    cuda = device.type == "cuda"
+    memory = torch.cuda.mem_get_info(device)[1] if cuda else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * parameters > memory:
+        raise Refused(
+            f"--size {name} with a vocabulary of {vocab_size:,} has {parameters:,} parameters, "
+            f"{4 * parameters / 2**30:,.0f} GiB in FP32; {device} has {memory / 2**30:,.0f} GiB"
+        )
+
+
 class Trainer:
     """Model, optimizer, data and position of a run."""
 
@@ -101,6 +114,7 @@ class Trainer:
         self.memory_before = report.memory_in_use(self.device)
         size = model_size(arguments)
         torch.manual_seed(arguments.seed)
+        check_fits(size, arguments.size, data.vocab_size, self.device)
         block = fused_block() if arguments.fused else Block
         self.model = GPT(size, data.vocab_size, arguments.activation_checkpointing, block).to(self.device)
         if convert is not None:

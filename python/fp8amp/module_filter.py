@@ -93,11 +93,16 @@ def _check_predicate(value: Any, argument: str) -> None:
 def select(model: nn.Module, include: Names | Predicate | None, exclude: Names | Predicate | None) -> Selection:
     """Sort the candidates of a model.
 
-    Left alone always: a weight that another module holds too, that is no parameter of its module, or that is neither
-    float32, float16 nor bfloat16. By default also a layer with a side under 16; `include` decides in place of that
-    rule.
+    Left alone always: a subclass of nn.Linear, a weight that another module holds too, that is no parameter of its
+    module, or that is neither float32, float16 nor bfloat16. By default also a layer with a side under 16; `include`
+    decides in place of that rule.
     """
     candidates = {name: module for name, module in model.named_modules() if is_candidate(module)}
+    others = {
+        name: f"is a {type(module).__name__}"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not isinstance(module, Linear) and name not in candidates
+    }
     layers = [*candidates, *fp8_layers(model)]
     wanted, unknown = parse_filter(include, "initialize: include", layers)
     if unknown and layers:
@@ -106,7 +111,7 @@ def select(model: nn.Module, include: Names | Predicate | None, exclude: Names |
     if unknown and layers:
         logger.warning("fp8amp: exclude=%r matches no layer of the model", unknown)
     owners = _owners(model)
-    selection = Selection()
+    selection = Selection(left=others)
     for name, module in candidates.items():
         reason = _reason(name, module, wanted, unwanted, owners)
         if reason is None:

@@ -349,12 +349,13 @@ def dense(x: Tensor) -> Tensor:
 
 
 def version(x: Tensor) -> int:
-    """Counts the writes to x, its views and its `.data` alike; -1 for an inference tensor, whose writes nobody
-    counts."""
+    """Counts the writes to x, its views and its `.data` alike; -1 where nobody counts them all: for an inference
+    tensor, and for memory that other processes write to."""
     owner = x
     if isinstance(x, ScaledTensor):
         owner = x._payload if x._owner is None else x._owner._payload
-    return -1 if owner.is_inference() else owner._version
+    uncounted = owner.is_inference() or (owner.device.type == "cpu" and owner.untyped_storage().is_shared())
+    return -1 if uncounted else owner._version
 
 
 def versions(x: Tensor) -> tuple[int, int]:

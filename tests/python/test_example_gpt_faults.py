@@ -237,6 +237,7 @@ def test_comparison_does_not_show_old_runs_as_new_ones(run, tmp_path, monkeypatc
         (["--precision", "fp32", "--fused"], "--fused"),
         (["--compare", "O1", "bf16", "--fused"], "--fused"),
         (["--tokenizer", "bpe", "--vocab-size", "100"], "--vocab-size"),
+        (["--size", "175b"], "GiB"),
         (["--unknown"], "--unknown"),
         (["--device", "cpu:abc"], "--device"),
         (["--seed", str(2**63), "--precision", "O2"], "--seed"),

@@ -132,6 +132,8 @@ def test_log_line_names_what_is_left(caplog):
     with caplog.at_level(logging.INFO, "fp8amp"):
         fp8amp.initialize(blocks(), exclude="head")
         fp8amp.initialize(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16).double()), exclude="nothing.*")
+        fp8amp.initialize(nn.ModuleList([nn.Linear(16, 16), nn.LazyLinear(16), nn.MultiheadAttention(16, 2)]))
+    assert caplog.messages[3].endswith("1 (is a LazyLinear), 2.out_proj (is a NonDynamicallyQuantizableLinear)")
     assert caplog.messages[0].endswith("left alone: head (excluded), small (12 columns)")
     assert "matches no layer" in caplog.messages[1] and caplog.messages[2].endswith("1 (float64)")
 

@@ -41,3 +41,24 @@ def test_the_optimizer_refuses_two_parameters_of_one_memory_before_anything_chan
     with pytest.raises(ValueError, match="parameters 4 and 5 share memory"):
         opt.step()
     assert unchanged(before, model, opt) and not opt.state
+
+
+def _zero(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+
+
+def test_another_process_updates_the_weights():
+    """No version counter of this process moves: the FP8 copy must not be kept."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32))
+    fp8amp.initialize(model)
+    model.share_memory()
+    x = batch(1, 1, 32)
+    with torch.no_grad():
+        assert model(x).any()
+        learner = torch.multiprocessing.get_context("spawn").Process(target=_zero, args=(model,))
+        learner.start()
+        learner.join()
+        assert learner.exitcode == 0 and not model[0].weight.dequantize().any()
+        assert not model(x).any()

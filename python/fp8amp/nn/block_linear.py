@@ -20,7 +20,7 @@ from ..block_ops import Blocks, Granularity, gemm_blocks, quantize_blocks
 from ..policies import E4M3, Overflow, scale_rule
 from ..recipe import FineScaling, RowwiseScaling
 from ..scaled_tensor import ScaledTensor, dense, plain_operand
-from .operands import Options, bias_gradient, gemm_bias, remember, weight_gradient
+from .operands import Options, bias_gradient, differentiable_once, gemm_bias, remember, weight_gradient
 from .weight_cache import bytes_of, cached_weight
 
 
@@ -126,7 +126,7 @@ class _BlockLinear(torch.autograd.Function):
         )
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         none = (None,) * 16
         if dy is None:

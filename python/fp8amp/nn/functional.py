@@ -27,6 +27,7 @@ from .operands import (
     as_rows,
     bias_gradient,
     checked,
+    differentiable_once,
     gemm_bias,
     gemm_dtype,
     output_dtype,
@@ -49,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, recipe: Rec
     Returns: [..., out] in the dtype of x, or in autocast's inside autocast (which leaves float64 alone).
 
     A second differentiation (create_graph=True, then backward through the gradient) is not supported: torch says that
-    the function is marked once_differentiable.
+    differentiating its gradients raises.
 
     Raises: TypeError or ValueError that names the argument.
     """
@@ -184,7 +185,7 @@ class _ScaledLinear(torch.autograd.Function):
         ctx.gradient_history = gradient_history  # not saved: every backward writes to it, and autograd would object
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         none = (None,) * 12
         if dy is None:
@@ -237,7 +238,7 @@ class _DenseLinear(torch.autograd.Function):
         ctx.save_for_backward(x.to(out_dtype), weight)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         if dy is None:
             return (None,) * 5

@@ -19,7 +19,7 @@ from ..policies import E4M3, E5M2, scale_rule
 from ..recipe import ConstantScaling, CurrentScaling, Operand, Recipe, check_recipe
 from ..scaled_tensor import ScaledTensor, dense, plain_operand
 from .functional import linear_of_operand
-from .operands import FLOATS, Options, as_rows, check_operand, checked, output_dtype
+from .operands import FLOATS, Options, as_rows, check_operand, checked, differentiable_once, output_dtype
 
 _APPROXIMATIONS = ("none", "tanh")
 
@@ -233,7 +233,7 @@ class _NormCast(torch.autograd.Function):
         ctx.save_for_backward(x, weight, *output[4:])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         if dy is None:
             return (None,) * 7
@@ -275,7 +275,7 @@ class _ActivationCast(torch.autograd.Function):
         ctx.save_for_backward(x)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         if dy is None:
             return (None,) * 6

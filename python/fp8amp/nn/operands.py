@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +79,40 @@ def check_operand(name: str, value: Any) -> None:
         raise TypeError(f"linear: {name} must be dense, got layout {value.layout}")
     if value.dtype not in FLOATS and value.dtype is not torch.float64:
         raise TypeError(f"linear: {name} must be float32, float16, bfloat16 or float64, got {value.dtype}")
+
+
+class _Once(torch.autograd.Function):
+    """Gradients as they are, which do not differentiate."""
+
+    @staticmethod
+    def forward(ctx: Any, dy: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(gradient.detach() for gradient in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Tensor:
+        raise RuntimeError(
+            "fp8amp: the gradients of an FP8 layer cannot be differentiated: its backward is made of casts"
+        )
+
+
+def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """A backward(ctx, dy, ...) whose gradients raise when they are differentiated, by `dy` too: torch's own
+    once_differentiable lets autograd.functional.jvp take them for constants and return zeros."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *dys: Tensor | None) -> tuple[Any, ...]:
+        with torch.no_grad():
+            gradients = backward(ctx, *dys)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return gradients
+        root = next((dy for dy in dys if dy is not None and dy.requires_grad), None)
+        if root is None:
+            return gradients
+        there = [g for g in gradients if g is not None]
+        once = iter(_Once.apply(root, *there))  # type: ignore[no-untyped-call]
+        return tuple(None if g is None else next(once) for g in gradients)
+
+    return run
 
 
 def remember(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> None:
