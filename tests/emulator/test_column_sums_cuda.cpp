@@ -84,7 +84,6 @@ TEST(CudaColumnSums, EveryShape) {
         Sums{.rows = rows, .cols = cols, .way = way}.expect_equal();
         if (testing::Test::HasFailure()) return;
       }
-  Sums{.rows = 32 * 1024 + 40, .cols = 3, .way = Way::kAlone}.expect_equal();  // three levels
 }
 
 TEST(CudaColumnSums, EveryTypeAlignmentAndSpecialValue) {
@@ -109,6 +108,9 @@ TEST(CudaColumnSums, EveryFormatAndRounding) {
 TEST(CudaColumnSums, AnySchedule) {
   for (Way way : kWays)
     emu::for_each_schedule([&] { Sums{.rows = 200, .cols = 160, .way = way}.expect_equal(); });
+  emu::for_each_schedule([&] {  // sums of sums of sums: a launch may not write what it still reads
+    Sums{.rows = 32 * 1024 + 40, .cols = 1, .way = Way::kAlone}.expect_equal();
+  });
 }
 
 // A block that goes over several tiles stages the values of each in the same memory.
