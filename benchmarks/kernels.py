@@ -42,7 +42,7 @@ EXCEPTIONS = {
     r"quantize (FP16|BF16|E4M3|E5M2) to (E4M3|E5M2|FP16), stochastic": HASH,
     r"accumulate (E4M3|E5M2) to (E4M3|E5M2): store": HASH,
     r"quantize, transpose and sum (E4M3|E5M2) to .*": "the sums count for all warps here, and half of them add",
-    r"Adam O2.*, other policies": "two random words for two elements, and second draws; the default policy has a loop of its own",
+    r"Adam O2.*, other policies": "two random words for two elements, second draws; the default has its own loop",
 }
 
 
