@@ -86,12 +86,12 @@ void scale(const char* op, const char* argument, const Tensor& t, Device wanted)
   fail(op, argument, "be from 2^-126 to 2^126", text(value));
 }
 
-void power_of_two(const char* op, const char* argument, const Tensor& t, Device wanted) {
-  scale(op, argument, t, wanted);
+void positive(const char* op, const char* argument, const Tensor& t, Device wanted) {
+  scalar(op, argument, t, wanted);
   if (wanted.type != DeviceType::kCpu) return;
   const float value = *t.data_as<float>();
-  int exponent = 0;
-  if (std::frexp(value, &exponent) != 0.5f) fail(op, argument, "be a power of two", text(value));
+  if (!(value > 0) || !std::isfinite(value))
+    fail(op, argument, "be positive and finite", text(value));
 }
 
 void scaled(const char* op, const char* argument, const ScaledTensor& t,

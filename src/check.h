@@ -25,8 +25,8 @@ void scalar(const char* op, const char* argument, const Tensor& t, Device device
 // The same, to be used as a scale: from 2^-126 to 2^126, so that its reciprocal is normal. The
 // value is read on the CPU alone: on a GPU that would wait for the device.
 void scale(const char* op, const char* argument, const Tensor& t, Device device);
-// A scale that is a power of two.
-void power_of_two(const char* op, const char* argument, const Tensor& t, Device device);
+// The same, positive and finite alone: a scale whose reciprocal nobody needs.
+void positive(const char* op, const char* argument, const Tensor& t, Device device);
 // Payload of an allowed dtype; a float8 payload must have a scale_inv; scale_inv, if there, is a
 // scalar.
 void scaled(const char* op, const char* argument, const ScaledTensor& t,

@@ -85,10 +85,10 @@ FP8AMP_API void amax(const ScaledTensor& x, const Tensor& out, void* stream = nu
 // machine and backend, alone and in a cast: numerics/column_sums.h has the order.
 FP8AMP_API void column_sums(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
 
-// sum = quantize(sum + x): sum is float8 with a power-of-two scale_inv, 2^-126 to 2^126 (checked on
-// the CPU alone), Inf becomes NaN. Rounded once, stochastically: small gradients added to large
-// ones survive on average, where nearest rounding would lose them. The dither is keyed by a maximum
-// and a checksum of the sums, so the result depends on the data alone.
+// sum = quantize(sum + x): sum is float8 with a positive, finite scale_inv (checked on the CPU
+// alone), a power of two afterwards; Inf becomes NaN. Rounded once, stochastically: small gradients
+// added to large ones survive on average, where nearest rounding would lose them. The dither is
+// keyed by a maximum and a checksum of the sums, so the result depends on the data alone.
 FP8AMP_API void accumulate(const ScaledTensor& x, const ScaledTensor& sum, void* stream = nullptr);
 
 }  // namespace fp8amp
