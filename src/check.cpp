@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <sstream>
-#include <tuple>
 
 namespace fp8amp::check {
 namespace {
@@ -133,7 +132,7 @@ void apart(const char* op, std::span<Memory> all) {
   for (const Memory& m : all.first(static_cast<std::size_t>(last - all.begin()))) {
     const Memory* other = m.written ? furthest : furthest_written;
     if (other && m.begin < other->end) {
-      const auto& [one, two] = m.written ? std::tie(m, *other) : std::tie(*other, m);
+      const Memory &one = m.written ? m : *other, &two = m.written ? *other : m;
       fail(op, text(one), "not overlap " + text(two), "the same memory");
     }
     if (!furthest || m.end > furthest->end) furthest = &m;
