@@ -38,8 +38,8 @@ struct AdamArgs {
   void* stream;
 };
 
-// The random streams of one tensor, `purpose` of numerics::random_key: of the first the first moment
-// takes the first draw and the master weight the second.
+// The random streams of one tensor, `purpose` of numerics::random_key: of the first the first
+// moment takes the first draw and the master weight the second.
 inline constexpr std::uint32_t kAdamStream = 0, kSecondMomentStream = 1;
 
 // grad_amax: amax[3] of every tensor, and *found_inf = 1 if any of their gradients, times

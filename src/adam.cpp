@@ -1,9 +1,7 @@
 // Adam: check once, pick the device.
 #include "fp8amp/adam.h"
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
 #include <vector>
 
 #include "fp8amp/quantize.h"
@@ -13,6 +11,8 @@
 
 namespace fp8amp {
 namespace {
+
+constexpr const char* kOwner = "parameter";  // of the memory of a list, in errors
 
 void check_gradient(const char* op, const ScaledTensor& grad, Device device) {
   check::scaled(op, "grad", grad,
@@ -43,7 +43,8 @@ void check_step_count(const char* op, const Tensor& step, Device device) {
   check::scalar(op, "step", step, device);
   if (device.type != DeviceType::kCpu) return;
   const float t = *step.data_as<float>();
-  if (!(t >= 0 && t < 0x1p24f)) check::fail(op, "step", "be >= 0 and < 2^24", std::to_string(t));
+  if (!(t >= 0 && t < 0x1p24f) || t != std::floor(t))
+    check::fail(op, "step", "be a whole number >= 0 and < 2^24", std::to_string(t));
 }
 
 void check_compute_weight(const char* op, const AdamParameter& p, Device device) {
@@ -94,50 +95,29 @@ void check_hyperparameters(const char* op, const AdamOptions& o) {
   }
 }
 
-// Parameters and states, their scales, maxima and step counts lie apart from each other and from
-// the gradients, over the whole list.
-void check_overlap(const char* op, std::span<const AdamParameter> parameters) {
-  struct Memory {
-    const char *begin, *end, *argument;
-    std::size_t index;
-    bool written;
-  };
-  std::vector<Memory> all;
-  all.reserve(12 * parameters.size());
+// Parameters and states, their scales, maxima and step counts lie apart from each other, from the
+// gradients and from what `options` has, over the whole list.
+void check_apart(const char* op, std::span<const AdamParameter> parameters,
+                 const check::Memory& found_inf, const AdamOptions& o) {
+  std::vector<check::Memory> all{found_inf, check::reads("grad_scale", o.grad_scale),
+                                 check::reads("lr_tensor", o.lr_tensor)};
+  all.reserve(all.size() + 12 * parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto add = [&](const char* argument, const Tensor& t, bool written) {
-      if (!t.defined() || t.numel() == 0) return;
-      const auto* begin = t.data_as<char>();
-      all.push_back({begin, begin + t.nbytes(), argument, i, written});
+    const auto index = static_cast<std::int64_t>(i);
+    const auto add = [&](const char* argument, const ScaledTensor& t, auto access) {
+      all.push_back(access(argument, t.payload(), "", index, kOwner));
+      all.push_back(access(argument, t.scale_inv(), ".scale_inv", index, kOwner));
     };
     const AdamParameter& p = parameters[i];
-    add("param", p.param.payload(), true);
-    add("param.scale_inv", p.param.scale_inv(), true);
-    add("grad", p.grad.payload(), false);
-    add("grad.scale_inv", p.grad.scale_inv(), false);
-    add("exp_avg", p.exp_avg.payload(), true);
-    add("exp_avg.scale_inv", p.exp_avg.scale_inv(), true);
-    add("exp_avg_sq", p.exp_avg_sq.payload(), true);
-    add("exp_avg_sq.scale_inv", p.exp_avg_sq.scale_inv(), true);
-    add("compute_weight", p.compute_weight.payload(), true);
-    add("compute_weight.scale_inv", p.compute_weight.scale_inv(), true);
-    add("amax", p.amax, true);
-    add("step", p.step, true);
+    add("param", p.param, check::writes);
+    add("grad", p.grad, check::reads);
+    add("exp_avg", p.exp_avg, check::writes);
+    add("exp_avg_sq", p.exp_avg_sq, check::writes);
+    add("compute_weight", p.compute_weight, check::writes);
+    all.push_back(check::writes("amax", p.amax, "", index, kOwner));
+    all.push_back(check::writes("step", p.step, "", index, kOwner));
   }
-  std::sort(all.begin(), all.end(),
-            [](const Memory& a, const Memory& b) { return std::less<>()(a.begin, b.begin); });
-  const auto text = [](const Memory& m) {
-    return std::string(m.argument) + " of parameter " + std::to_string(m.index);
-  };
-  // those that reach furthest so far: of all, and of what is written
-  const Memory *furthest = nullptr, *furthest_written = nullptr;
-  for (const Memory& m : all) {
-    const Memory* other = m.written ? furthest : furthest_written;
-    if (other && m.begin < other->end)
-      check::fail(op, text(m), "not overlap " + text(*other), "the same memory");
-    if (!furthest || m.end > furthest->end) furthest = &m;
-    if (m.written) furthest_written = &m;
-  }
+  check::apart(op, all);
 }
 
 kernels::AdamTensor make_tensor(const AdamParameter& p, bool update) {
@@ -197,7 +177,6 @@ Device check_step(const char* op, std::span<const AdamParameter> parameters, con
   }
   if (o.grad_scale.defined()) check::scalar(op, "grad_scale", o.grad_scale, device);
   if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, device);
-  check_overlap(op, parameters);
   return device;
 }
 
@@ -240,6 +219,7 @@ void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_in
   const Device device = found_inf.device();
   check::scalar(op, "found_inf", found_inf, device);
   for (const AdamParameter& p : parameters) check_parameter(op, p, device);
+  check_apart(op, parameters, check::writes("found_inf", found_inf), {});
   const auto tensors = make_tensors(parameters, false);
   kernels::AdamArgs args{};
   args.tensors = tensors;
@@ -248,7 +228,9 @@ void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_in
 }
 
 void adam_update(std::span<const AdamParameter> parameters, const AdamOptions& o) {
-  const Device device = check_step("adam_update", parameters, o);
+  const char* op = "adam_update";
+  const Device device = check_step(op, parameters, o);
+  check_apart(op, parameters, check::reads("found_inf", o.found_inf), o);
   if (parameters.empty()) return;
   const auto tensors = make_tensors(parameters, true);
   launch_adam(make_args(tensors, o), device);
@@ -257,6 +239,7 @@ void adam_update(std::span<const AdamParameter> parameters, const AdamOptions& o
 void adam_step(std::span<const AdamParameter> parameters, AdamOptions options) {
   const char* op = "adam_step";
   const Device device = check_step(op, parameters, options);
+  check_apart(op, parameters, check::writes("found_inf", options.found_inf), options);
   if (!options.found_inf.defined()) {
     if (parameters.empty()) return;
     if (device.type == DeviceType::kCpu) options.found_inf = Tensor::allocate({}, DType::kFloat32);
@@ -272,6 +255,7 @@ void adam_step(std::span<const AdamParameter> parameters, AdamOptions options) {
 AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad, Level level,
                                   std::uint32_t id) {
   const char* op = "make_adam_parameter";
+  if (level == Level::kAny) check::fail(op, "level", "be O1, O2 or O3", "kAny");
   check_state(op, "param", param, {DType::kFloat32, DType::kFloat16, DType::kE4M3});
   check_gradient(op, grad, param.device());
   check::shape(op, "grad", grad.payload(), param.shape());

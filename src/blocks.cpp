@@ -9,6 +9,8 @@
 namespace fp8amp {
 namespace {
 
+using check::reads, check::writes;
+
 constexpr auto kPlain = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 void check_output(const char* argument, const ScaledTensor& x, const ScaledTensor& out,
@@ -17,8 +19,6 @@ void check_output(const char* argument, const ScaledTensor& x, const ScaledTenso
   check::blocks(op, argument, out);
   check::shape(op, argument, out.payload(), shape);
   check::device(op, argument, out.payload(), x.device());
-  for (const Tensor* t : {&out.payload(), &out.scale_inv()})
-    check::no_overlap(op, argument, *t, "x", x.payload());
 }
 
 void check_pair(const ScaledTensor& out, const ScaledTensor& transposed) {
@@ -27,9 +27,6 @@ void check_pair(const ScaledTensor& out, const ScaledTensor& transposed) {
   if (transposed.granularity() != out.granularity())
     check::fail(op, "transposed", std::string("have, as out, ") + name(out.granularity()),
                 name(transposed.granularity()));
-  for (const Tensor* t : {&transposed.payload(), &transposed.scale_inv()})
-    for (const Tensor* u : {&out.payload(), &out.scale_inv()})
-      check::no_overlap(op, "transposed", *t, "out", *u);
 }
 
 void check_arguments(const ScaledTensor& x, const ScaledTensor& out, const ScaledTensor& transposed,
@@ -43,6 +40,14 @@ void check_arguments(const ScaledTensor& x, const ScaledTensor& out, const Scale
   if (out.defined() && transposed.defined()) check_pair(out, transposed);
   check::margin(op, o.margin);
   if (o.found_inf.defined()) check::scalar(op, "found_inf", o.found_inf, x.device());
+  check::Memory all[] = {reads("x", x.payload()),
+                         reads("x", x.scale_inv(), ".scale_inv"),
+                         writes("out", out.payload()),
+                         writes("out", out.scale_inv(), ".scale_inv"),
+                         writes("transposed", transposed.payload()),
+                         writes("transposed", transposed.scale_inv(), ".scale_inv"),
+                         writes("found_inf", o.found_inf)};
+  check::apart(op, all);
 }
 
 kernels::BlockOutput output(const ScaledTensor& t) {
@@ -93,8 +98,9 @@ void dequantize_blocks(const ScaledTensor& x, const Tensor& out, void* stream) {
   check::dtype(op, "out", out, kPlain);
   check::shape(op, "out", out, x.shape());
   check::device(op, "out", out, x.device());
-  check::no_overlap(op, "out", out, "x", x.payload());
-  check::no_overlap(op, "out", out, "x.scale_inv", x.scale_inv());
+  check::Memory all[] = {writes("out", out), reads("x", x.payload()),
+                         reads("x", x.scale_inv(), ".scale_inv")};
+  check::apart(op, all);
   const kernels::DequantizeBlocksArgs args{x.payload().data_as<std::uint8_t>(),
                                            x.dtype(),
                                            x.scale_inv().data_as<float>(),

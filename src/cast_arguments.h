@@ -3,7 +3,10 @@
 #pragma once
 #include <fp8amp/quantize.h>
 
+#include <array>
+
 #include "kernels/quantize.h"
+#include "src/check.h"
 
 namespace fp8amp {
 
@@ -17,5 +20,14 @@ kernels::QuantizeArgs cast_arguments(const char* op, const char* out_name, const
 void add_transposed(const char* op, const char* out_name, const ScaledTensor& out,
                     const Tensor& transposed, const QuantizeOptions& options,
                     kernels::QuantizeArgs& args);
+
+// What an operation reads and writes beside the output of its cast and the options.
+inline constexpr std::size_t kOtherArguments = 5;
+using OtherArguments = std::array<check::Memory, kOtherArguments>;
+
+// Refuses a cast that writes what overlaps another argument.
+void check_apart(const char* op, const char* out_name, const ScaledTensor& out,
+                 const Tensor& transposed, const QuantizeOptions& options,
+                 const OtherArguments& others);
 
 }  // namespace fp8amp

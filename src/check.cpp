@@ -1,9 +1,26 @@
 #include "src/check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <sstream>
 
 namespace fp8amp::check {
+namespace {
+
+std::string text(const Memory& m) {
+  const std::string name(m.argument), index = std::to_string(m.index);
+  if (m.owner) return name + m.part + " of " + m.owner + " " + index;
+  return (m.index < 0 ? name : name + "[" + index + "]") + m.part;
+}
+
+std::string text(float value) {
+  std::ostringstream s;
+  s << value;
+  return s.str();
+}
+
+}  // namespace
 
 void fail(const char* op, const std::string& argument, const std::string& wanted,
           const std::string& seen) {
@@ -65,9 +82,15 @@ void scale(const char* op, const char* argument, const Tensor& t, Device wanted)
   if (wanted.type != DeviceType::kCpu) return;
   const float value = *t.data_as<float>();
   if (value >= 0x1p-126f && value <= 0x1p126f) return;
-  std::ostringstream seen;
-  seen << value;
-  fail(op, argument, "be from 2^-126 to 2^126", seen.str());
+  fail(op, argument, "be from 2^-126 to 2^126", text(value));
+}
+
+void positive(const char* op, const char* argument, const Tensor& t, Device wanted) {
+  scalar(op, argument, t, wanted);
+  if (wanted.type != DeviceType::kCpu) return;
+  const float value = *t.data_as<float>();
+  if (!(value > 0) || !std::isfinite(value))
+    fail(op, argument, "be positive and finite", text(value));
 }
 
 void scaled(const char* op, const char* argument, const ScaledTensor& t,
@@ -99,11 +122,22 @@ void finite(const char* op, const char* argument, double value) {
   if (!std::isfinite(value)) fail(op, argument, "be finite", std::to_string(value));
 }
 
-void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name,
-                const Tensor& b) {
-  const auto *p = static_cast<const char*>(a.data()), *q = static_cast<const char*>(b.data());
-  if (a.nbytes() && b.nbytes() && p < q + b.nbytes() && q < p + a.nbytes())
-    fail(op, a_name, std::string("not overlap ") + b_name, "the same memory");
+void apart(const char* op, std::span<Memory> all) {
+  const auto last =
+      std::remove_if(all.begin(), all.end(), [](const Memory& m) { return m.begin == m.end; });
+  std::sort(all.begin(), last,
+            [](const Memory& a, const Memory& b) { return std::less<>()(a.begin, b.begin); });
+  // those that reach furthest so far: of all, and of what is written
+  const Memory *furthest = nullptr, *furthest_written = nullptr;
+  for (const Memory& m : all.first(static_cast<std::size_t>(last - all.begin()))) {
+    const Memory* other = m.written ? furthest : furthest_written;
+    if (other && m.begin < other->end) {
+      const Memory &one = m.written ? m : *other, &two = m.written ? *other : m;
+      fail(op, text(one), "not overlap " + text(two), "the same memory");
+    }
+    if (!furthest || m.end > furthest->end) furthest = &m;
+    if (m.written) furthest_written = &m;
+  }
 }
 
 }  // namespace fp8amp::check

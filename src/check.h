@@ -5,6 +5,7 @@
 #include <fp8amp/scaled_tensor.h>
 
 #include <initializer_list>
+#include <span>
 #include <string>
 
 namespace fp8amp::check {
@@ -24,6 +25,8 @@ void scalar(const char* op, const char* argument, const Tensor& t, Device device
 // The same, to be used as a scale: from 2^-126 to 2^126, so that its reciprocal is normal. The
 // value is read on the CPU alone: on a GPU that would wait for the device.
 void scale(const char* op, const char* argument, const Tensor& t, Device device);
+// The same, positive and finite alone: a scale whose reciprocal nobody needs.
+void positive(const char* op, const char* argument, const Tensor& t, Device device);
 // Payload of an allowed dtype; a float8 payload must have a scale_inv; scale_inv, if there, is a
 // scalar.
 void scaled(const char* op, const char* argument, const ScaledTensor& t,
@@ -32,9 +35,30 @@ void scaled(const char* op, const char* argument, const ScaledTensor& t,
 void blocks(const char* op, const char* argument, const ScaledTensor& t);
 void margin(const char* op, int value);  // exponent of the head-room of a scale
 void finite(const char* op, const char* argument, double value);
-// An empty tensor overlaps nothing.
-void no_overlap(const char* op, const char* a_name, const Tensor& a, const char* b_name,
-                const Tensor& b);
+
+// The memory of an argument or of its `part`: "x", "x.scale_inv", "shards[1].scale_inv"; with an
+// owner "exp_avg.scale_inv of parameter 1". The strings are literals: no text is made of them
+// before something is wrong.
+struct Memory {
+  const char *begin = nullptr, *end = nullptr;
+  bool written = false;
+  const char *argument = "", *part = "", *owner = nullptr;
+  std::int64_t index = -1;
+};
+inline Memory reads(const char* argument, const Tensor& t, const char* part = "",
+                    std::int64_t index = -1, const char* owner = nullptr) {
+  const auto* begin = t.data_as<char>();
+  return {begin, begin + t.nbytes(), false, argument, part, owner, index};
+}
+inline Memory writes(const char* argument, const Tensor& t, const char* part = "",
+                     std::int64_t index = -1, const char* owner = nullptr) {
+  Memory m = reads(argument, t, part, index, owner);
+  m.written = true;
+  return m;
+}
+// Refuses what is written and overlaps anything else; sorts `all`. Undefined and empty tensors
+// overlap nothing.
+void apart(const char* op, std::span<Memory> all);
 
 std::string to_string(const std::vector<std::int64_t>& shape);
 std::string to_string(Device device);  // "cpu", "cuda:1"

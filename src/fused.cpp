@@ -9,6 +9,7 @@
 namespace fp8amp {
 namespace {
 
+using check::reads, check::writes;
 using kernels::FusedOp;
 
 constexpr auto kPlain = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
@@ -36,12 +37,6 @@ void check_norm_input(const char* op, const Tensor& x, const Tensor& gamma, floa
   if (!(eps >= 0.0f)) check::fail(op, "eps", "be >= 0", std::to_string(eps));
 }
 
-void check_apart(const char* op, const char* name, const Tensor& output,
-                 std::initializer_list<std::pair<const char*, const Tensor*>> others) {
-  for (const auto& [other, t] : others)
-    if (t->defined()) check::no_overlap(op, name, output, other, *t);
-}
-
 // The output of `shape`, and all that follows from it and the options.
 kernels::FusedArgs make_args(const char* op, FusedOp kind, const Tensor& x, const char* out_name,
                              const ScaledTensor& out, const std::vector<std::int64_t>& shape,
@@ -50,7 +45,6 @@ kernels::FusedArgs make_args(const char* op, FusedOp kind, const Tensor& x, cons
   if (!out.scaled()) check::fail(op, out_name, "have a scale_inv", "a plain tensor");
   check::shape(op, out_name, out.payload(), shape);
   check::device(op, out_name, out.payload(), x.device());
-  check::no_overlap(op, out_name, out.payload(), "x", x);
   if (options.rounding != Rounding::kNearest)
     check::fail(op, "rounding", "be nearest", "stochastic");
   if (options.column_sums.defined())
@@ -62,7 +56,6 @@ kernels::FusedArgs make_args(const char* op, FusedOp kind, const Tensor& x, cons
   a.cast = cast_arguments(op, out_name, out, options);
   if (transposed.defined()) {
     add_transposed(op, out_name, out, transposed, options, a.cast);
-    check::no_overlap(op, "transposed", transposed, "x", x);
   } else if (kind == FusedOp::kGelu || kind == FusedOp::kGeluBackward) {
     a.cast.cols = kFlatCols;
     a.cast.rows = (a.cast.n + kFlatCols - 1) / kFlatCols;
@@ -91,11 +84,9 @@ void norm_quantize(const char* op, bool centered, const Tensor& x, const Tensor&
   kernels::FusedArgs a =
       make_args(op, FusedOp::kNorm, x, "out", out, x.shape(), transposed, options);
   check_vector(op, "rstd", rstd, x.size(0), x);
-  check_apart(op, "rstd", rstd, {{"x", &x}, {"gamma", &gamma}, {"beta", &beta}, {"mean", &mean}});
-  if (mean.defined())
-    check_apart(op, "mean", mean, {{"x", &x}, {"gamma", &gamma}, {"beta", &beta}});
-  check_apart(op, "out", out.payload(),
-              {{"gamma", &gamma}, {"beta", &beta}, {"mean", &mean}, {"rstd", &rstd}});
+  check_apart(op, "out", out, transposed, options,
+              {reads("x", x), reads("gamma", gamma), reads("beta", beta), writes("mean", mean),
+               writes("rstd", rstd)});
   a.gamma = gamma.data_as<float>();
   a.beta = check::pointer(beta);
   a.mean = check::mutable_pointer(mean);
@@ -117,21 +108,10 @@ void norm_backward(const char* op, bool centered, const Tensor& dy, const Tensor
   check_vector(op, "rstd", rstd, x.size(0), x);
   check_vector(op, "dgamma", dgamma, x.size(1), x);
   if (dbeta.defined()) check_vector(op, "dbeta", dbeta, x.size(1), x);
-  check_apart(op, "dx", dx,
-              {{"dy", &dy},
-               {"x", &x},
-               {"mean", &mean},
-               {"rstd", &rstd},
-               {"gamma", &gamma},
-               {"dgamma", &dgamma},
-               {"dbeta", &dbeta}});
-  check_apart(op, "dgamma", dgamma,
-              {{"dy", &dy},
-               {"x", &x},
-               {"mean", &mean},
-               {"rstd", &rstd},
-               {"gamma", &gamma},
-               {"dbeta", &dbeta}});
+  check::Memory all[] = {reads("dy", dy),          reads("x", x),         reads("mean", mean),
+                         reads("rstd", rstd),      reads("gamma", gamma), writes("dx", dx),
+                         writes("dgamma", dgamma), writes("dbeta", dbeta)};
+  check::apart(op, all);
   const kernels::NormBackwardArgs args{dy.data(),
                                        x.data(),
                                        x.dtype(),
@@ -184,6 +164,7 @@ void gelu_quantize(const Tensor& x, GeluForm form, const ScaledTensor& out,
   check::dtype(op, "x", x, kPlain);
   kernels::FusedArgs a =
       make_args(op, FusedOp::kGelu, x, "out", out, x.shape(), transposed, options);
+  check_apart(op, "out", out, transposed, options, {reads("x", x)});
   a.form = form;
   dispatch(a, x.device());
 }
@@ -192,9 +173,10 @@ void swiglu_quantize(const Tensor& x, const ScaledTensor& out, const Tensor& tra
                      const QuantizeOptions& options) {
   const char* op = "swiglu_quantize";
   check_even(op, x);
-  dispatch(make_args(op, FusedOp::kSwiGlu, x, "out", out, {x.size(0), x.size(1) / 2}, transposed,
-                     options),
-           x.device());
+  const kernels::FusedArgs a = make_args(op, FusedOp::kSwiGlu, x, "out", out,
+                                         {x.size(0), x.size(1) / 2}, transposed, options);
+  check_apart(op, "out", out, transposed, options, {reads("x", x)});
+  dispatch(a, x.device());
 }
 
 void gelu_backward_quantize(const Tensor& dy, const Tensor& x, GeluForm form,
@@ -206,7 +188,7 @@ void gelu_backward_quantize(const Tensor& dy, const Tensor& x, GeluForm form,
   check::shape(op, "dy", dy, x.shape());
   kernels::FusedArgs a = make_args(op, FusedOp::kGeluBackward, x, "dx", dx, x.shape(), transposed,
                                    of_gradient(options));
-  check::no_overlap(op, "dx", dx.payload(), "dy", dy);
+  check_apart(op, "dx", dx, transposed, options, {reads("x", x), reads("dy", dy)});
   a.form = form;
   a.dy = dy.data();
   dispatch(a, x.device());
@@ -220,7 +202,7 @@ void swiglu_backward_quantize(const Tensor& dy, const Tensor& x, const ScaledTen
   check::shape(op, "dy", dy, {x.size(0), x.size(1) / 2});
   kernels::FusedArgs a = make_args(op, FusedOp::kSwiGluBackward, x, "dx", dx, x.shape(), transposed,
                                    of_gradient(options));
-  check::no_overlap(op, "dx", dx.payload(), "dy", dy);
+  check_apart(op, "dx", dx, transposed, options, {reads("x", x), reads("dy", dy)});
   a.dy = dy.data();
   dispatch(a, x.device());
 }

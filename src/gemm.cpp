@@ -17,6 +17,18 @@ void check_operand(const char* argument, const ScaledTensor& x, bool rows_along_
                 std::string("the other layout with ") + name(x.granularity()));
 }
 
+void check_apart(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out,
+                 const Tensor* bias) {
+  using check::reads;
+  check::Memory all[] = {check::writes("out", out),
+                         reads("a", a.payload()),
+                         reads("a", a.scale_inv(), ".scale_inv"),
+                         reads("b", b.payload()),
+                         reads("b", b.scale_inv(), ".scale_inv"),
+                         bias ? reads("bias", *bias) : check::Memory{}};
+  check::apart("gemm", all);
+}
+
 }  // namespace
 
 void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const GemmOptions& o) {
@@ -34,18 +46,12 @@ void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out, const
   check::dtype(op, "out", out, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
   check::shape(op, "out", out, {m, n});
   check::device(op, "out", out, a.device());
-  check::no_overlap(op, "out", out, "a", a.payload());
-  check::no_overlap(op, "out", out, "b", b.payload());
-  if (a.granularity() != ScaleGranularity::kTensor)
-    check::no_overlap(op, "out", out, "a.scale_inv", a.scale_inv());
-  if (b.granularity() != ScaleGranularity::kTensor)
-    check::no_overlap(op, "out", out, "b.scale_inv", b.scale_inv());
   if (o.bias) {
     check::dtype(op, "bias", *o.bias, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
     check::shape(op, "bias", *o.bias, {n});
     check::device(op, "bias", *o.bias, a.device());
-    check::no_overlap(op, "out", out, "bias", *o.bias);
   }
+  check_apart(a, b, out, o.bias);
   if (o.accumulation != Accumulation::kDefault && a.device().type != DeviceType::kCpu)
     check::fail(op, "accumulation", "be default on a GPU", "hopper");
   for (const ScaledTensor* x : {&a, &b})

@@ -26,10 +26,24 @@ std::vector<kernels::NormTensor> make_tensors(const char* op, std::span<const Sc
   return tensors;
 }
 
-}  // namespace
+// `clip`: the scales of `grads` are written too, and the values of those that have none.
+void check_apart(const char* op, std::span<const ScaledTensor> grads, const Tensor& norm,
+                 bool clip) {
+  using check::reads, check::writes;
+  std::vector<check::Memory> all;
+  all.reserve(2 * grads.size() + 1);
+  all.push_back(writes("norm", norm));
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const ScaledTensor& g = grads[i];
+    const auto index = static_cast<std::int64_t>(i);
+    all.push_back((clip && !g.scaled() ? writes : reads)("grads", g.payload(), "", index, nullptr));
+    all.push_back((clip ? writes : reads)("grads", g.scale_inv(), ".scale_inv", index, nullptr));
+  }
+  check::apart(op, all);
+}
 
-void grad_norm(std::span<const ScaledTensor> grads, const Tensor& norm, void* stream) {
-  const auto tensors = make_tensors("grad_norm", grads, norm);
+void launch_norm(const std::vector<kernels::NormTensor>& tensors, const Tensor& norm,
+                 void* stream) {
   const kernels::NormArgs args{tensors, norm.mutable_data_as<float>(), stream};
   const ScopedDevice current(norm.device());
   switch (norm.device().type) {
@@ -38,15 +52,25 @@ void grad_norm(std::span<const ScaledTensor> grads, const Tensor& norm, void* st
   }
 }
 
+}  // namespace
+
+void grad_norm(std::span<const ScaledTensor> grads, const Tensor& norm, void* stream) {
+  const char* op = "grad_norm";
+  const auto tensors = make_tensors(op, grads, norm);
+  check_apart(op, grads, norm, false);
+  launch_norm(tensors, norm, stream);
+}
+
 void clip_grad_norm(std::span<const ScaledTensor> grads, float max_norm, const Tensor& norm,
                     void* stream) {
-  if (!(max_norm >= 0))
-    check::fail("clip_grad_norm", "max_norm", "be >= 0", std::to_string(max_norm));
-  const auto tensors = make_tensors("clip_grad_norm", grads, norm);
+  const char* op = "clip_grad_norm";
+  if (!(max_norm >= 0)) check::fail(op, "max_norm", "be >= 0", std::to_string(max_norm));
+  const auto tensors = make_tensors(op, grads, norm);
+  check_apart(op, grads, norm, true);
   for (const ScaledTensor& g : grads)
     (g.scaled() ? g.scale_inv() : g.payload())
         .mutable_data();  // refuses read-only views before any write
-  grad_norm(grads, norm, stream);
+  launch_norm(tensors, norm, stream);
   const kernels::ClipArgs args{tensors, norm.data_as<float>(), max_norm, stream};
   const ScopedDevice current(norm.device());
   switch (norm.device().type) {

@@ -15,14 +15,20 @@ constexpr auto kAny = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType
 constexpr auto kFormats = {DType::kE4M3, DType::kE5M2, DType::kFloat16};
 constexpr auto kPlain = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
-void check_output(const char* op, const ScaledTensor& x, const ScaledTensor& out,
+void check_output(const char* op, const char* name, const ScaledTensor& x, const ScaledTensor& out,
                   std::initializer_list<DType> formats) {
   check::scaled(op, "x", x, kAny);
-  check::scaled(op, "out", out, formats);
-  if (!out.scaled()) check::fail(op, "out", "have a scale_inv", "a plain tensor");
-  check::shape(op, "out", out.payload(), x.shape());
-  check::device(op, "out", out.payload(), x.device());
-  check::no_overlap(op, "out", out.payload(), "x", x.payload());
+  check::scaled(op, name, out, formats);
+  if (!out.scaled()) check::fail(op, name, "have a scale_inv", "a plain tensor");
+  check::shape(op, name, out.payload(), x.shape());
+  check::device(op, name, out.payload(), x.device());
+}
+
+// `out` is all that is written.
+void check_apart(const char* op, const ScaledTensor& x, const Tensor& out) {
+  check::Memory all[] = {check::writes("out", out), check::reads("x", x.payload()),
+                         check::reads("x", x.scale_inv(), ".scale_inv")};
+  check::apart(op, all);
 }
 
 void check_column_sums(const char* op, const char* name, const ScaledTensor& x, const Tensor& out) {
@@ -30,15 +36,16 @@ void check_column_sums(const char* op, const char* name, const ScaledTensor& x, 
   check::dtype(op, name, out, {DType::kFloat32});
   check::shape(op, name, out, {x.shape()[1]});
   check::device(op, name, out, x.device());
-  check::no_overlap(op, name, out, "x", x.payload());
 }
 
 kernels::QuantizeArgs make_args(const char* op, const ScaledTensor& x, const ScaledTensor& out,
-                                const QuantizeOptions& options) {
+                                const Tensor& transposed, const QuantizeOptions& options) {
   if (options.column_sums.defined()) check_column_sums(op, "column_sums", x, options.column_sums);
   kernels::QuantizeArgs a = cast_arguments(op, "out", out, options);
+  if (transposed.defined()) add_transposed(op, "out", out, transposed, options, a);
+  check_apart(op, "out", out, transposed, options,
+              {check::reads("x", x.payload()), check::reads("x", x.scale_inv(), ".scale_inv")});
   if (options.column_sums.defined()) {
-    check::no_overlap(op, "column_sums", options.column_sums, "out", out.payload());
     a.column_sums = options.column_sums.mutable_data_as<float>();
     a.rows = x.shape()[0];
     a.cols = x.shape()[1];
@@ -60,20 +67,17 @@ void dispatch(const kernels::QuantizeArgs& args, Device device) {
 }  // namespace
 
 void quantize(const ScaledTensor& x, const ScaledTensor& out, const QuantizeOptions& options) {
-  check_output("quantize", x, out, kFormats);
-  dispatch(make_args("quantize", x, out, options), x.device());
+  check_output("quantize", "out", x, out, kFormats);
+  dispatch(make_args("quantize", x, out, {}, options), x.device());
 }
 
 void quantize_transpose(const ScaledTensor& x, const ScaledTensor& out, const Tensor& transposed,
                         const QuantizeOptions& options) {
   const char* op = "quantize_transpose";
-  check_output(op, x, out, {DType::kE4M3, DType::kE5M2});
+  check_output(op, "out", x, out, {DType::kE4M3, DType::kE5M2});
   check::dim(op, "x", x.payload(), 2);
-  kernels::QuantizeArgs args = make_args(op, x, out, options);
-  add_transposed(op, "out", out, transposed, options, args);
-  check::no_overlap(op, "transposed", transposed, "x", x.payload());
-  check::no_overlap(op, "column_sums", options.column_sums, "transposed", transposed);
-  dispatch(args, x.device());
+  check::defined(op, "transposed", transposed);
+  dispatch(make_args(op, x, out, transposed, options), x.device());
 }
 
 void dequantize(const ScaledTensor& x, const Tensor& out, void* stream) {
@@ -82,7 +86,7 @@ void dequantize(const ScaledTensor& x, const Tensor& out, void* stream) {
   check::dtype("dequantize", "out", out, kPlain);
   check::shape("dequantize", "out", out, x.shape());
   check::device("dequantize", "out", out, x.device());
-  check::no_overlap("dequantize", "out", out, "x", x.payload());
+  check_apart("dequantize", x, out);
   const kernels::DequantizeArgs args{
       x.payload().data(), x.dtype(), check::pointer(x.scale_inv()), out.mutable_data(), out.dtype(),
       x.numel(),          stream};
@@ -97,6 +101,7 @@ void amax(const ScaledTensor& x, const Tensor& out, void* stream) {
   check::dtype("amax", "x", x.payload(), kAny);
   if (x.scaled()) check::scalar("amax", "x.scale_inv", x.scale_inv(), x.device());
   check::scalar("amax", "out", out, x.device());
+  check_apart("amax", x, out);
   const kernels::AmaxArgs args{
       x.payload().data(),           x.dtype(), x.numel(), check::pointer(x.scale_inv()),
       out.mutable_data_as<float>(), stream};
@@ -110,6 +115,7 @@ void amax(const ScaledTensor& x, const Tensor& out, void* stream) {
 void column_sums(const ScaledTensor& x, const Tensor& out, void* stream) {
   check::scaled("column_sums", "x", x, kAny);
   check_column_sums("column_sums", "out", x, out);
+  check_apart("column_sums", x, out);
   const kernels::ColumnSumsArgs args{x.payload().data(),
                                      x.dtype(),
                                      check::pointer(x.scale_inv()),
@@ -125,7 +131,13 @@ void column_sums(const ScaledTensor& x, const Tensor& out, void* stream) {
 }
 
 void accumulate(const ScaledTensor& x, const ScaledTensor& sum, void* stream) {
-  check_output("accumulate", x, sum, {DType::kE4M3, DType::kE5M2});
+  const char* op = "accumulate";
+  check_output(op, "sum", x, sum, {DType::kE4M3, DType::kE5M2});
+  check::positive(op, "sum.scale_inv", sum.scale_inv(), x.device());
+  check::Memory all[] = {
+      check::writes("sum", sum.payload()), check::writes("sum", sum.scale_inv(), ".scale_inv"),
+      check::reads("x", x.payload()), check::reads("x", x.scale_inv(), ".scale_inv")};
+  check::apart(op, all);
   const kernels::AccumulateArgs args{x.payload().data(),
                                      x.dtype(),
                                      check::pointer(x.scale_inv()),

@@ -110,6 +110,10 @@ std::string Tensor::to_string() const {
 
 ScaledTensor ScaledTensor::allocate(std::vector<std::int64_t> shape, DType format, Device device,
                                     ScaleGranularity granularity) {
+  if (!is_float8(format) && (format != DType::kFloat16 || granularity != ScaleGranularity::kTensor))
+    check::fail("ScaledTensor::allocate", "format",
+                granularity == ScaleGranularity::kTensor ? "be float8 or float16" : "be float8",
+                name(format));
   Tensor scale_inv = Tensor::allocate(scale_inv_shape(granularity, shape), DType::kFloat32, device);
   std::fill_n(scale_inv.mutable_data_as<float>(), scale_inv.numel(), 1.0f);
   return {Tensor::allocate(std::move(shape), format, device), std::move(scale_inv), granularity};

@@ -23,8 +23,9 @@
 namespace fp8amp {
 
 // One parameter, its gradient and its states; all of one shape and device. float32 parameters and
-// states have no scale_inv; that of the others is from 2^-126 to 2^126. No parameter or state of a
-// list may share memory with another one, or with a gradient.
+// states have no scale_inv; that of the others is from 2^-126 to 2^126. Parameters and states of a
+// list, their scales, amax and step share no memory with each other, a gradient or the options;
+// gradients may share theirs. Values on a GPU are not checked: reading them would wait.
 struct AdamParameter {
   ScaledTensor param;       // float16 (scaled, power of two), float32, or float8_e4m3 (scaled)
   ScaledTensor grad;        // float8 (scaled), float32, bfloat16, float16
@@ -33,7 +34,7 @@ struct AdamParameter {
                             // for studies)
   Tensor amax;  // float32[4]: maxima of |param|, |exp_avg|, exp_avg_sq, |grad| as stored; read, and
                 // the first three rewritten
-  Tensor step;  // float32[]: number of steps taken, from 0 to 2^24 - 1; incremented
+  Tensor step;  // float32[]: number of steps taken, a whole one from 0 to 2^24 - 1; incremented
   std::uint32_t id = 0;  // names the tensor in the random stream
   // float8_e4m3 or float16, scaled; undefined: none. Becomes the cast of the new `param` as stored,
   // to nearest, under a power of two from the bound on `param`: the bits that quantize() of the new
@@ -66,7 +67,7 @@ struct AdamOptions {
 };
 
 // Writes amax[3] of every parameter (max |grad|) and found_inf = 1 if any gradient is non-finite,
-// else 0. Reads the gradients once.
+// else 0. Reads the gradients once. found_inf shares no memory with the parameters.
 FP8AMP_API void grad_amax(std::span<const AdamParameter> parameters, const Tensor& found_inf,
                           void* stream = nullptr);
 
@@ -76,11 +77,11 @@ FP8AMP_API void adam_update(std::span<const AdamParameter> parameters, const Ada
 
 // grad_amax and adam_update: a gradient anywhere that is non-finite, before or after grad_scale,
 // skips the step of every parameter. Returns nothing; `options.found_inf`, if given, is set to 1
-// then, else to 0. It must be given on a GPU.
+// then, else to 0. It must be given on a GPU, and not share memory with another option.
 FP8AMP_API void adam_step(std::span<const AdamParameter> parameters, AdamOptions options);
 
-// Parameter with zeroed states for `level`, at O3 with the compute weight of `param`; `param` and
-// `grad`, of one shape and device, keep their memory.
+// Parameter with zeroed states for `level` (not kAny), at O3 with the compute weight of `param`;
+// `param` and `grad`, of one shape and device, keep their memory.
 FP8AMP_API AdamParameter make_adam_parameter(const ScaledTensor& param, const ScaledTensor& grad,
                                              Level level, std::uint32_t id);
 

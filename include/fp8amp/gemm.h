@@ -41,7 +41,7 @@ struct GemmOptions {
 };
 
 // a, b: 2-D float8 (any pair of formats and of granularities); out: float32, bfloat16 or float16
-// [M, N]; any sizes, 0 included. out must not overlap a, b or the bias.
+// [M, N]; any sizes, 0 included. out must not overlap a, b, their scales or the bias.
 FP8AMP_API void gemm(const ScaledTensor& a, const ScaledTensor& b, const Tensor& out,
                      const GemmOptions& options = {});
 

@@ -3,6 +3,9 @@
 // scale = format_max / (amax * 2^margin), rounded by scale_rounding, capped at 2^126; amax 0 gives
 // 1, a non-finite amax gives the previous scale where there is one (delayed scaling) and 1
 // otherwise. Values are rounded once, from FP32, and saturate.
+//
+// What an operation writes - results, scales, maxima, flags, histories - overlaps none of its other
+// arguments.
 #pragma once
 #include <fp8amp/recipe.h>
 #include <fp8amp/scaled_tensor.h>
@@ -26,14 +29,14 @@ struct QuantizeOptions {
   Tensor amax{};               // float32[], out: max |x|, non-finite if any element is
   Tensor found_inf{};          // float32[], out: set to 1 if amax is non-finite, else left alone
   // float32[cols], out: sums over the rows of x[rows, cols], see column_sums(). Of quantize() and
-  // quantize_transpose() alone; overlaps nothing.
+  // quantize_transpose() alone.
   Tensor column_sums{};
   void* stream = nullptr;  // cudaStream_t; ignored on the CPU
 };
 
 // out = quantize(x). x: float32, float16, bfloat16, or a scaled tensor of any format (re-quantised
 // without an FP32 copy). out: float8_e4m3, float8_e5m2 or float16 with a scale_inv, of x's shape
-// and device; must not overlap x.
+// and device.
 FP8AMP_API void quantize(const ScaledTensor& x, const ScaledTensor& out,
                          const QuantizeOptions& options = {});
 
@@ -59,7 +62,7 @@ struct QuantizeBlocksOptions {
 //               their contraction contiguous). For 128x128 its codes and scales are out's.
 //
 // One of the two may be undefined; else they have one format and one granularity. x: float32,
-// float16 or bfloat16, with one scale_inv or none; it overlaps nothing. Nearest rounding.
+// float16 or bfloat16, with one scale_inv or none. Nearest rounding.
 //
 // On a GPU x is read once, for both outputs together; but twice for `transposed` with a scale for
 // each row (whose maxima run over all of x), and for rows of more than 8192 elements with such.
@@ -78,14 +81,14 @@ FP8AMP_API void amax(const ScaledTensor& x, const Tensor& out, void* stream = nu
 
 // out[cols] = sums over the rows of x[rows, cols], of its values (its payload's, if scaled, times
 // scale_inv) in FP32: the gradient of a bias. x: any dtype of Tensor, one scale_inv or none (float8
-// has one); out: float32 on x's device, must not overlap x; zeros where there are no rows. The same
-// bits on every machine and backend, alone and in a cast: numerics/column_sums.h has the order.
+// has one); out: float32 on x's device; zeros where there are no rows. The same bits on every
+// machine and backend, alone and in a cast: numerics/column_sums.h has the order.
 FP8AMP_API void column_sums(const ScaledTensor& x, const Tensor& out, void* stream = nullptr);
 
-// sum = quantize(sum + x): sum is float8 with a power-of-two scale, Inf becomes NaN. Rounded once,
-// stochastically: small gradients added to large ones survive on average, where nearest rounding
-// would lose them. The dither is keyed by a maximum and a checksum of the sums, so the result
-// depends on the data alone.
+// sum = quantize(sum + x): sum is float8 with a positive, finite scale_inv (checked on the CPU
+// alone), a power of two afterwards; Inf becomes NaN. Rounded once, stochastically: small gradients
+// added to large ones survive on average, where nearest rounding would lose them. The dither is
+// keyed by a maximum and a checksum of the sums, so the result depends on the data alone.
 FP8AMP_API void accumulate(const ScaledTensor& x, const ScaledTensor& sum, void* stream = nullptr);
 
 }  // namespace fp8amp

@@ -13,8 +13,8 @@ namespace fp8amp {
 // kConstant: scale = 2^bias, amax is never taken (FP8-CSCALE of arXiv 2309.17224).
 enum class ScalingRecipe : std::uint8_t { kCurrent = 0, kDelayed = 1, kConstant = 2 };
 
-// State of delayed scaling: float32[history + 2] = number of valid entries, scale in use (0: none
-// yet), amax values, newest first. Zero-initialised.
+// State of delayed scaling: float32[history + 2] = number of valid entries (whole, >= 0), scale in
+// use (0: none yet), amax values, newest first. Zero-initialised.
 FP8AMP_API Tensor allocate_history(std::int64_t history = 16, Device device = kCpu);
 
 }  // namespace fp8amp

@@ -18,7 +18,8 @@ class ScaledTensor {
                ScaleGranularity granularity = ScaleGranularity::kTensor)
       : payload_(std::move(payload)), scale_inv_(std::move(scale_inv)), granularity_(granularity) {}
 
-  // Payload of zeros and scales of 1. With a scale for each row or block: a 2-D float8 shape.
+  // Payload of zeros and scales of 1. format: float8 or float16; with a scale for each row or block
+  // float8, and a 2-D shape.
   FP8AMP_API static ScaledTensor allocate(std::vector<std::int64_t> shape, DType format,
                                           Device device = kCpu,
                                           ScaleGranularity granularity = ScaleGranularity::kTensor);

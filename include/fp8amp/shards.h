@@ -30,8 +30,8 @@ struct SumShardsOptions {
 
 // shards: 1 to kMaxShards scaled float8 tensors of one format, shape and device (the rows of an
 // [N, n] payload, say); out: float8 of either format with a scale_inv, of the same shape and
-// device; must not overlap a shard. Source: FP8-LM (arXiv 2310.18313) section 2.1 asks for the sum;
-// the two-shot form is this library's.
+// device; what is written overlaps no other argument. Source: FP8-LM (arXiv 2310.18313) section 2.1
+// asks for the sum; the two-shot form is this library's.
 FP8AMP_API void sum_shards(std::span<const ScaledTensor> shards, const ScaledTensor& out,
                            const SumShardsOptions& options = {});
 

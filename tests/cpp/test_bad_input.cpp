@@ -1,6 +1,7 @@
 // Every public function refuses bad input with one sentence that names operation, argument and the
 // value seen, and changes nothing.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "bad_input.h"
@@ -185,8 +186,55 @@ TEST(BadInput, DequantizeAmaxAccumulate) {
   expect_error([&] { amax({codes, elsewhere}, out); }, {"amax", "x.scale_inv", "cuda:0"});
   EXPECT_NO_THROW(amax(codes, out));
   expect_error([&] { accumulate(tensor({4}), ScaledTensor(tensor({4}))); },
-               {"accumulate", "out", "float32"});
+               {"accumulate", "sum", "float32"});
   expect_error([&] { accumulate(tensor({4}), scaled({3})); }, {"accumulate", "[4]", "[3]"});
+}
+
+TEST(BadInput, AccumulateUnderABadScale) {
+  const Tensor x = tensor({4});
+  x.mutable_data_as<float>()[1] = 3.0f;
+  for (const auto& [value, text] :
+       {std::pair{0.0f, "got 0"}, {-1.0f, "got -1"}, {NAN, "nan"}, {INFINITY, "inf"}}) {
+    const ScaledTensor sum = with_scale_inv(scaled({4}), value);
+    expect_error([&] { accumulate(x, sum); }, {"accumulate", "sum.scale_inv", "positive", text});
+    EXPECT_EQ(std::memcmp(&value, sum.scale_inv().data(), sizeof value), 0);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(sum.payload().data_as<std::uint8_t>()[i], 0);
+  }
+  for (float good : {0x1p-149f, 0.3f, 3e38f}) {  // momentum and clipping move a scale anywhere
+    const ScaledTensor sum = with_scale_inv(scaled({4}), good);
+    accumulate(x, sum);
+    EXPECT_EQ(*sum.scale_inv().data_as<float>(), 0x1p-7f);
+  }
+}
+
+TEST(BadInput, HistoryCounts) {
+  const Tensor x = tensor({4, 8}), history = allocate_history(2);
+  for (const auto& [value, text] :
+       {std::pair{-1.0f, "-1"}, {0.5f, "0.5"}, {NAN, "nan"}, {INFINITY, "inf"}}) {
+    *history.mutable_data_as<float>() = value;
+    for (bool update : {true, false}) {
+      const QuantizeOptions o{.history = history, .update_history = update};
+      expect_error([&] { quantize(x, scaled({4, 8}), o); }, {"quantize", "history[0]", text});
+      expect_error(
+          [&] {
+            gelu_quantize(x, GeluForm::kErf, scaled({4, 8}), {}, o);
+          },
+          {"gelu_quantize", "history[0]", text});
+    }
+    EXPECT_EQ(std::memcmp(&value, history.data(), sizeof value), 0);
+    EXPECT_EQ(history.data_as<float>()[1], 0.0f);
+  }
+}
+
+TEST(BadInput, AllocateScaled) {
+  for (DType format : {DType::kFloat32, DType::kBFloat16})
+    expect_error([&] { scaled({4}, format); },
+                 {"ScaledTensor::allocate", "format", "float8 or float16", name(format)});
+  expect_error(
+      [&] {
+        ScaledTensor::allocate({4, 4}, DType::kFloat16, kCpu, ScaleGranularity::kRow);
+      },
+      {"ScaledTensor::allocate", "format", "be float8,", "float16"});
 }
 
 TEST(BadInput, Gemm) {
@@ -221,11 +269,10 @@ TEST(BadInput, Norm) {
 
 TEST(BadInput, CudaWithoutCuda) {
   if (built_with_cuda()) GTEST_SKIP() << "this build has CUDA";
-  float memory[4] = {};
-  const Tensor x = Tensor::view(static_cast<void*>(memory), DType::kFloat32, {4}, cuda(0));
-  expect_error(
-      [&] { amax(x, Tensor::view(static_cast<void*>(memory), DType::kFloat32, {}, cuda(0))); },
-      {"amax", "no CUDA"});
+  float memory[5] = {};
+  const Tensor x = Tensor::view(static_cast<void*>(memory), DType::kFloat32, {4}, cuda(0)),
+               out = Tensor::view(static_cast<void*>(memory + 4), DType::kFloat32, {}, cuda(0));
+  expect_error([&] { amax(x, out); }, {"amax", "no CUDA"});
   EXPECT_EQ(device_count(), 0);
   EXPECT_FALSE(cuda_status().empty());
 }

@@ -108,8 +108,11 @@ TEST_F(Adam, ScalesHaveAReciprocal) {
 }
 
 TEST_F(Adam, StepCount) {
-  for (const auto& [value, text] :
-       {std::pair{-1.0f, "-1"}, {NAN, "nan"}, {1e20f, "1000000"}, {0x1p24f, "16777216"}}) {
+  for (const auto& [value, text] : {std::pair{-1.0f, "-1"},
+                                    {NAN, "nan"},
+                                    {1e20f, "1000000"},
+                                    {0x1p24f, "16777216"},
+                                    {1.5f, "whole number >= 0 and < 2^24, got 1.5"}}) {
     p.step = scalar(value);
     expect_refused({}, {"adam_step", "step", text});
   }
@@ -159,6 +162,92 @@ TEST_F(Adam, MemoryIsNotShared) {
   EXPECT_EQ(*p.step.data_as<float>(), 1.0f);
 }
 
+TEST_F(Adam, OptionsAreNotShared) {
+  const Tensor s = scalar(1.0f);
+  const Tensor watched[] = {p.param.payload(),
+                            p.param.scale_inv(),
+                            p.grad.payload(),
+                            p.grad.scale_inv(),
+                            p.amax,
+                            p.step,
+                            s};
+  const auto bytes = [&] {
+    std::string all;
+    for (const Tensor& t : watched)
+      all.append(t.data_as<char>(), static_cast<std::size_t>(t.nbytes()));
+    return all;
+  };
+  const std::string before = bytes();
+  const auto refused = [&](const std::function<void()>& call,
+                           const std::vector<std::string>& parts) {
+    expect_error(call, parts);
+    EXPECT_EQ(bytes(), before) << parts.front() << parts.back();
+  };
+  const Tensor in_amax = Tensor::view(p.amax.mutable_data(), DType::kFloat32, {});
+  const std::pair<Tensor, std::string> shared[] = {
+      {p.step, "step of parameter 0"},
+      {in_amax, "amax of parameter 0"},
+      {p.param.scale_inv(), "param.scale_inv of parameter 0"},
+      {p.exp_avg.scale_inv(), "exp_avg.scale_inv of parameter 0"}};
+  for (const auto& [t, name] : shared) {
+    const AdamOptions flag{.found_inf = t}, scale{.grad_scale = t}, rate{.lr_tensor = t};
+    for (const auto& [o, argument] :
+         {std::pair{flag, "found_inf"}, {scale, "grad_scale"}, {rate, "lr_tensor"}}) {
+      refused(
+          [&, options = o] {
+            adam_step({&p, 1}, options);
+          },
+          {"adam_step: ", argument, "overlap", name});
+      refused(
+          [&, options = o] {
+            adam_update({&p, 1}, options);
+          },
+          {"adam_update: ", name + " must not overlap " + argument});
+    }
+  }
+  refused(
+      [&] {
+        adam_step({&p, 1}, {.grad_scale = s, .found_inf = s});
+      },
+      {"adam_step: found_inf must not overlap grad_scale"});
+  refused(
+      [&] {
+        adam_step({&p, 1}, {.lr_tensor = s, .found_inf = s});
+      },
+      {"adam_step: found_inf must not overlap lr_tensor"});
+  refused([&] { adam_step({}, {.lr_tensor = s, .found_inf = s}); },
+          {"adam_step: found_inf must not overlap lr_tensor"});
+  refused(
+      [&] {
+        adam_step({&p, 1}, {.found_inf = p.grad.scale_inv()});
+      },
+      {"adam_step: found_inf must not overlap grad.scale_inv of parameter 0"});
+  adam_update({&p, 1}, {.grad_scale = s, .found_inf = s});  // both are only read
+}
+
+TEST_F(Adam, MaximaOfGradientsAreNotShared) {
+  AdamParameter other;
+  other.grad = p.grad;
+  const Tensor found_inf = scalar(7.0f);
+  const auto refused = [&](const Tensor& flag, const std::string& name) {
+    const AdamParameter both[] = {p, other};
+    p.amax.mutable_data_as<float>()[3] = 5.0f;
+    expect_error([&] { grad_amax(both, flag); }, {"grad_amax: ", "overlap", name});
+    EXPECT_EQ(p.amax.data_as<float>()[3], 5.0f);
+    EXPECT_EQ(*found_inf.data_as<float>(), 7.0f);
+  };
+  other.amax = p.amax, refused(found_inf, "amax of parameter 1");
+  other.amax = Tensor::view(p.grad.payload().mutable_data(), DType::kFloat32, {4});
+  refused(found_inf, "amax of parameter 1 must not overlap grad of parameter");
+  other.amax = tensor({4});
+  refused(Tensor::view(p.amax.mutable_data_as<float>() + 3, DType::kFloat32, {}),
+          "amax of parameter 0");
+  refused(p.grad.scale_inv(), "found_inf must not overlap grad.scale_inv");
+  const AdamParameter both[] = {p, other};
+  grad_amax(both, found_inf);
+  EXPECT_EQ(*found_inf.data_as<float>(), 0.0f);
+}
+
 TEST_F(Adam, TheWholeListIsCheckedBeforeAnyWrite) {
   AdamParameter bad = make_adam_parameter(tensor({4}), tensor({4}), Level::kO1, 1);
   bad.exp_avg = {};
@@ -186,6 +275,8 @@ TEST(BadInput, MakeAdamParameter) {
   expect_error([&] { make(tensor({4}, DType::kFloat16), scaled({4})); },
                {"make_adam_parameter", "param", "scale_inv", "plain float16"});
   expect_error([&] { make({}, scaled({4})); }, {"make_adam_parameter", "param", "undefined"});
+  expect_error([&] { make_adam_parameter(weight, scaled({4}), Level::kAny, 0); },
+               {"make_adam_parameter", "level", "O1, O2 or O3", "kAny"});
 }
 
 }  // namespace

@@ -127,6 +127,15 @@ TEST(Clip, ScaledGradientsChangeTheirScaleOnly) {
   EXPECT_NEAR(norm_of(grads), 1.0f, 1e-4f);
 }
 
+// torch's 1e-6, where it is as large as the norm itself.
+TEST(Clip, AddsOneMillionthToTheNorm) {
+  std::vector<Grad> grads{{DType::kE4M3, {1.0f}, 0x1p20f}, {DType::kFloat32, {0x1p-20f}, 1.0f}};
+  clip(grads, 1e-6f, 1e-7f);
+  EXPECT_FLOAT_EQ(grads[0].scale_inv, 0x1p-20f * 0.05f);
+  EXPECT_FLOAT_EQ(kernels::load_element(grads[1].bytes.data(), DType::kFloat32, 0),
+                  0x1p-20f * 0.05f);
+}
+
 TEST(Clip, LeavesWhatIsSmallEnough) {
   std::vector<Grad> grads{{DType::kE4M3, {3.0f, 4.0f}, 64.0f}, {DType::kFloat32, {0.5f}, 1.0f}};
   const auto before = grads;

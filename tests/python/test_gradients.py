@@ -103,6 +103,15 @@ def test_clipping_moves_scales_alone(model, clip, norm_type):  # BR-087
     assert torch.equal(bits, code(model[0].weight.grad.payload))
 
 
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_clipping_adds_torchs_millionth_to_the_norm(norm_type):
+    plain, stock = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    plain.grad, stock.grad = torch.tensor([1e-6]), torch.tensor([1e-6])
+    fp8amp.clip_grad_norm_(plain, 1e-7, norm_type)
+    nn.utils.clip_grad_norm_(stock, 1e-7, norm_type)
+    assert torch.equal(plain.grad, stock.grad) and float(plain.grad[0]) == pytest.approx(5e-8)
+
+
 def test_norm_of_large_half_precision_gradients_is_finite():  # BR-087
     p = nn.Parameter(torch.zeros(1_000_000, dtype=torch.float16))
     p.grad = torch.full_like(p, 1e4)

@@ -58,7 +58,7 @@ def test_fake_kernels_agree_with_the_real_ones(name):
     q, s, _ = _ops.quantize(x, None, torch.float8_e4m3fn)
     one = torch.ones(())
     args = {
-        "quantize": (x, None, torch.float8_e5m2, None, 0, 0, 0, 0, 0),
+        "quantize": (x, None, torch.float8_e5m2, None, 0, 0, 0, 0, 0, False),
         "gemm": (q, s, q, s, False, True, torch.bfloat16, None, False, 0),
         "dequantize": (q, s, torch.float16),
         "amax": (x,),

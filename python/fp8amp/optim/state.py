@@ -139,13 +139,11 @@ def convert_state(parameter: Tensor, state: Mapping[str, Any], policy: StatePoli
     device = parameter.device
     exp_avg = _convert(parameter, state["exp_avg"], first, policy.moment_rounding, policy.seed)
     exp_avg_sq = _convert(parameter, state["exp_avg_sq"], second, policy.second_moment_rounding, policy.seed)
-    amax = torch.zeros(4, dtype=torch.float32, device=device)
-    amax[1], amax[2] = stored_amax(exp_avg), stored_amax(exp_avg_sq)
     known = {
         "step": torch.as_tensor(state["step"], dtype=torch.float32).detach().clone().reshape(()).to(device),
         "exp_avg": exp_avg,
         "exp_avg_sq": exp_avg_sq,
-        "amax": amax,
+        "amax": torch.zeros(4, dtype=torch.float32, device=device),  # taken by the next step
     }
     return known | {name: value for name, value in state.items() if name not in known}
 
