@@ -27,7 +27,7 @@ step_lint() {
   ruff check .
   python .ci/check_includes.py
   python .ci/check_files.py
-  mypy --strict python/fp8amp
+  mypy python/fp8amp
 }
 
 # configure FOLDER [cmake option ...]
