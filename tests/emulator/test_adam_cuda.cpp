@@ -313,6 +313,12 @@ TEST(CudaNorm, ClippedScalesStayNormal) {
   expect_equal_norm({test::random_data(k43, 100, 1)}, 1e-12f, 0x1p-120f);
 }
 
+TEST(CudaNorm, ClippingAddsOneMillionthToTheNorm) {
+  Data tiny(k32, 1);
+  tiny.as<float>()[0] = 0x1p-20f;
+  expect_equal_norm({tiny}, 1e-7f);
+}
+
 TEST(CudaNorm, NotFinite) {
   std::deque<Data> data{test::random_data(k32, 100, 1), test::random_data(k43, 100, 2)};
   test::add_specials(data[0]);

@@ -43,7 +43,7 @@ CACHE, END = "src/cuda/gemm_plan_cache.cpp", "kernels/cuda/gemm_finish.cuh"
 FAULTS = (
     # ---- vectors, conversions
     Fault(VECTORS, "return high ? {{word >> 12||word >> 11}} : word & 0xfffffu;", *CASTS),
-    Fault(VECTORS, "return numerics::mix({{start ^ k||start + k}});", *CASTS),
+    Fault(VECTORS, "w = numerics::mix({{start ^ k||start + k}});", *CASTS),
     Fault(VECTORS, "kShift > kBits ? {{random << (kShift - kBits)||random}} : random", *CASTS),
     Fault(VECTORS, "return sum << kUp | {{(__float_as_uint(y) & 0x80000000u)||0u}};", *CASTS),
     Fault(VECTORS, "return !kInRange && fabsf(x) > Fp16::kMax ? {{copysignf(Fp16::kMax, x)||x}} : x;", *CASTS),
@@ -125,6 +125,10 @@ FAULTS = (
     # ---- norm, clipping
     Fault(TOTAL, "__shfl_sync(0xffffffffu, mine, {{first + i||first + 7 - i}})", *NORM),
     Fault(TOTAL, "factor = {{scale_inv * scale_inv||scale_inv}};", *NORM),
+    Fault(TOTAL, "max_norm / (*norm + {{1e-6f||1e-7f}})", *NORM),
+    Fault(UPDATE, "s.p_scale, kUsual ? usual : b.p_rounding, words, {{Draw::kSecond||Draw::kFirst}}}", *ADAM),
+    Fault(UPDATE, "random(b.p_rounding, plan.key, {{Draw::kSecond||Draw::kFirst}})", *ADAM),
+    Fault(VECTORS, "draw == numerics::Draw::kSecond ? {{numerics::second_word(w)||w}} : w", *ADAM),
     Fault(TOTAL, "scaled < numerics::kMinScale ? {{numerics::kMinScale||scaled}} : scaled;", *NORM),
     # ---- GEMM
     Fault(PADDED, "const int64_t count = {{r < p.rows||true}} ? p.k - k : 0;", *PAD, sanitize=True),
