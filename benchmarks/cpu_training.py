@@ -61,7 +61,7 @@ def step(threads: int, elements: int) -> Iterator[Row]:
     parameters = sum(p.numel() for p in GPT(SIZE, VOCABULARY).parameters())
     name = f"O2 training step, GPT {parameters / 1e6:.1f} M, {BATCH * SIZE.block_size} tokens"
     fp32 = make_step(lambda m, o: (m, o))
-    yield compare(name, ours, fp32, baseline_name="torch FP32", threads=threads, goal=1.0, floor=1.15, rounds=5)
+    yield compare(name, ours, fp32, baseline_name="torch FP32", threads=threads, goal=1.0, floor=1.15, rounds=9)
     if has_bf16_units():
         print("torch BF16 autocast: this CPU has BF16 units, no race")
     else:
@@ -87,5 +87,5 @@ def step(threads: int, elements: int) -> Iterator[Row]:
             threads=threads,
             goal=0.5,
             floor=0.5,
-            rounds=3,
+            rounds=7,
         )
