@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -125,9 +126,13 @@ def killed(run, options, kill):
         try:
             kill()
             run(*options)
-        finally:
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
     _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or status == 0, "the forked process failed"
     return os.WIFSIGNALED(status)
 
 
