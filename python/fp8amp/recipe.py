@@ -79,6 +79,11 @@ def _operand(transposed: bool, x: Tensor, x_scale_inv: Tensor | None, format: to
     return Operand(payload, scale_inv, None, *sums)
 
 
+def _scale_rule(recipe: CurrentScaling | DelayedScaling) -> dict[str, Any]:
+    """How amax becomes the scale, by the ops' own names."""
+    return {"scale_rounding": scale_rule(recipe.scale_rounding), "margin": recipe.margin}
+
+
 @dataclass(frozen=True)
 class CurrentScaling(Recipe):
     """The scale of each cast comes from the amax of the very tensor. The default.
@@ -105,16 +110,8 @@ class CurrentScaling(Recipe):
         transposed: bool = False,
         column_sums: bool = False,
     ) -> Operand:
-        return _operand(
-            transposed,
-            x,
-            x_scale_inv,
-            format,
-            scale_rounding=scale_rule(self.scale_rounding),
-            margin=self.margin,
-            overflow=overflow,
-            column_sums=column_sums,
-        )
+        options = {"overflow": overflow, "column_sums": column_sums, **_scale_rule(self)}
+        return _operand(transposed, x, x_scale_inv, format, **options)
 
 
 @dataclass(frozen=True)
@@ -156,18 +153,10 @@ class DelayedScaling(Recipe):
         transposed: bool = False,
         column_sums: bool = False,
     ) -> Operand:
-        options: dict[str, Any] = {} if history is None else {"history": history, "update": update}
-        return _operand(
-            transposed,
-            x,
-            x_scale_inv,
-            format,
-            scale_rounding=scale_rule(self.scale_rounding),
-            margin=self.margin,
-            overflow=overflow,
-            column_sums=column_sums,
-            **options,
-        )
+        options = {"overflow": overflow, "column_sums": column_sums, **_scale_rule(self)}
+        if history is not None:
+            options |= {"history": history, "update": update}
+        return _operand(transposed, x, x_scale_inv, format, **options)
 
 
 @dataclass(frozen=True)
