@@ -14,7 +14,8 @@ import torch
 from timing import Row, compare
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "gpt"))
-from model import GPT, Size
+from fused_block import FusedBlock
+from model import GPT, Block, Size
 
 SIZE = Size(layers=6, heads=6, width=384, block_size=256)
 VOCABULARY, BATCH = 512, 8
@@ -28,11 +29,13 @@ def has_bf16_units() -> bool:
 
 
 def make_step(
-    convert: Callable[[GPT, torch.optim.Optimizer], tuple[Any, Any]], autocast: bool = False
+    convert: Callable[[GPT, torch.optim.Optimizer], tuple[Any, Any]],
+    autocast: bool = False,
+    block: type[Block] = Block,
 ) -> Callable[[], float]:
     """A function that runs one training step (forward, backward, optimizer) on fixed tokens and returns the loss."""
     torch.manual_seed(0)
-    model = GPT(SIZE, VOCABULARY)
+    model = GPT(SIZE, VOCABULARY, block=block)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
@@ -57,18 +60,22 @@ def _torchao(model: GPT, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
 
 
 def step(threads: int, elements: int) -> Iterator[Row]:
-    ours = make_step(lambda m, o: fp8amp.initialize(m, o, opt_level="O2"))
+    def o2(model: GPT, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        return fp8amp.initialize(model, optimizer, opt_level="O2")
+
     parameters = sum(p.numel() for p in GPT(SIZE, VOCABULARY).parameters())
     name = f"O2 training step, GPT {parameters / 1e6:.1f} M, {BATCH * SIZE.block_size} tokens"
+    ours = {name: make_step(o2), f"{name}, fused norms and GELU": make_step(o2, block=FusedBlock)}
     fp32 = make_step(lambda m, o: (m, o))
-    yield compare(name, ours, fp32, baseline_name="torch FP32", threads=threads, goal=1.0, floor=1.15, rounds=9)
+    for row, run in ours.items():
+        yield compare(row, run, fp32, baseline_name="torch FP32", threads=threads, goal=1.0, floor=1.15, rounds=9)
     if has_bf16_units():
         print("torch BF16 autocast: this CPU has BF16 units, no race")
     else:
         bf16 = make_step(lambda m, o: (m, o), autocast=True)
         yield compare(
             name,
-            ours,
+            ours[name],
             bf16,
             baseline_name="torch BF16 autocast",
             threads=threads,
@@ -77,15 +84,17 @@ def step(threads: int, elements: int) -> Iterator[Row]:
             rounds=1,
         )
     if importlib.util.find_spec("torchao") is None:
-        print("torchao: not installed, row left out")
+        print("torchao: not installed, rows left out")
     else:
-        yield compare(
-            name,
-            ours,
-            make_step(_torchao),
-            baseline_name="torchao float8",
-            threads=threads,
-            goal=0.5,
-            floor=0.5,
-            rounds=7,
-        )
+        torchao = make_step(_torchao)
+        for row, run in ours.items():
+            yield compare(
+                row,
+                run,
+                torchao,
+                baseline_name="torchao float8",
+                threads=threads,
+                goal=0.5,
+                floor=0.5,
+                rounds=9,
+            )

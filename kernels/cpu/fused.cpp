@@ -49,6 +49,15 @@ class Rows {
     return std::min(a_.cast.cols, a_.cast.n - row * a_.cast.cols);
   }
   const float* compute(std::int64_t row) {
+    loops().fused_row(prepare(row));
+    return y_.data();
+  }
+  std::uint32_t amax(std::int64_t row, std::uint32_t seen) {
+    return loops().fused_row_amax(prepare(row), seen);
+  }
+
+ private:
+  FusedRow prepare(std::int64_t row) {
     const bool halves = a_.op == FusedOp::kSwiGluBackward;
     FusedRow r{};
     r.op = a_.op;
@@ -65,11 +74,8 @@ class Rows {
       r.mean = a_.mean ? a_.mean[row] : 0.0f;
       r.rstd = a_.rstd[row];
     }
-    loops().fused_row(r);
-    return y_.data();
+    return r;
   }
-
- private:
   std::int64_t x_cols() const { return a_.cast.cols * (a_.op == FusedOp::kSwiGlu ? 2 : 1); }
   void measure(const float* x, std::int64_t row) {
     const std::int64_t n = a_.cast.cols;
@@ -91,8 +97,7 @@ std::uint32_t amax_of(const FusedArgs& a) {
   SharedMaximum max;
   parallel_for(0, a.cast.rows, grain(a, 1), [&](std::int64_t from, std::int64_t to) {
     Rows rows(a, false);
-    for (std::int64_t row = from; row < to; ++row)
-      max.raise(loops().amax(rows.compute(row), DType::kFloat32, rows.length(row)));
+    for (std::int64_t row = from; row < to; ++row) max.raise(rows.amax(row, max.get()));
   });
   return max.get();
 }

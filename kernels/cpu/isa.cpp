@@ -18,7 +18,7 @@ namespace {
   {                                                                                                \
     isa::amax, isa::cast, isa::cast_transpose, isa::dequantize, isa::accumulate,                   \
         isa::sum_of_squares, isa::scale_values, isa::gemm, isa::adam, isa::add_rows, isa::row_sum, \
-        isa::row_deviation, isa::fused_row, isa::norm_backward_row                                 \
+        isa::row_deviation, isa::fused_row, isa::fused_row_amax, isa::norm_backward_row            \
   }
 
 Isa choose_isa() {

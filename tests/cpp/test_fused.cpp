@@ -9,6 +9,7 @@
 #include "bad_input.h"
 #include "edge_array.h"
 #include "scalar_loops.h"
+#include "settings.h"
 
 namespace fp8amp::test {
 namespace {
@@ -104,6 +105,54 @@ TEST_P(FusedRows, Results) {
           expect_same(y.data(), expected.data(), 2 * n, "op " + std::to_string(int(op)));
           if (HasFatalFailure()) return;
         }
+}
+
+// Whatever was seen before, and wherever the largest result and the broken ones stand.
+TEST_P(FusedRows, LargestResults) {
+  for (std::int64_t n : kLengths)
+    for (FusedOp op : kOps)
+      for (bool second : {false, true})
+        for (bool any : {false, true}) {
+          EdgeArray<float> x(2 * n, Edge::kEnd), dy(n, Edge::kEnd), gamma(n, Edge::kEnd),
+              y(2 * n, Edge::kEnd);
+          fill(x, 1 + std::uint64_t(n), any);
+          fill(dy, 2, any);
+          fill(gamma, 3, false);
+          const cpu::FusedRow row{op,           second ? GeluForm::kTanh : GeluForm::kErf,
+                                  x.data(),     dy.data(),
+                                  gamma.data(), nullptr,
+                                  0.3f,         1.7f,
+                                  y.data(),     n};
+          scalar_row(row);
+          const std::int64_t results = op == FusedOp::kSwiGluBackward ? 2 * n : n;
+          const std::uint32_t expected = loops().amax(y.data(), DType::kFloat32, results);
+          for (std::uint32_t seen : {0u, float_bits(1.5f), expected - 1, expected, expected + 1}) {
+            const std::uint32_t found = loops().fused_row_amax(row, seen);
+            if (std::isnan(bits_float(expected)))
+              EXPECT_TRUE(std::isnan(bits_float(found))) << int(op) << ", " << n;
+            else
+              EXPECT_EQ(found, std::max(seen, expected)) << int(op) << ", " << n;
+          }
+        }
+}
+
+// What fused_row_amax knows of a result before it is computed.
+TEST(Fused, BoundsOfResults) {
+  const auto check = [](float x) {
+    for (GeluForm form : {GeluForm::kErf, GeluForm::kTanh}) {
+      ASSERT_LE(gelu(x, form), std::max(x, 0.0f)) << x;
+      ASSERT_GT(gelu(x, form), -0.25f) << x;
+      ASSERT_LE(std::abs(gelu_derivative(x, form)), 1.25f) << x;
+    }
+    ASSERT_LE(std::abs(silu(x)), std::abs(x)) << x;
+    ASSERT_LE(std::abs(silu_derivative(x)), 1.25f) << x;
+  };
+  const std::uint32_t step = exhaustive() ? 1 : quick() ? 99991 : 997;
+  for (std::uint64_t bits = 0; bits < 0x7f800000; bits += step) {  // below Inf
+    check(bits_float(std::uint32_t(bits)));
+    check(bits_float(std::uint32_t(bits) | 0x80000000u));
+    if (testing::Test::HasFatalFailure()) return;
+  }
 }
 
 TEST_P(FusedRows, NormGradients) {

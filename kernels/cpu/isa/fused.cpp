@@ -3,6 +3,8 @@
 #include <fp8amp/numerics/activation.h>
 #include <fp8amp/numerics/normalize.h>
 
+#include <type_traits>
+
 #include "kernels/cpu/isa/loops.h"
 #include "kernels/cpu/isa/simd.h"
 
@@ -19,12 +21,24 @@ inline void for_lanes(std::int64_t n, const Body& body) {
   for (; i < n; ++i) body(0.0f, i);
 }
 
+// Of two vectors, seen as groups of 2 * kHalf numbers: the first or the second half of each group.
+template <int kHalf, int kWhich, int... I>
+inline F32 halves_of(F32 a, F32 b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I / kHalf * 2 * kHalf + I % kHalf + kWhich * kHalf)...);
+}
 // Neighbouring groups of 2 * kHalf numbers to groups of kHalf: the two halves of each added.
 template <int kHalf>
 inline void add_halves(float* x, int n) {
-  for (int group = 0; group < n / (2 * kHalf); ++group)
-    for (int i = 0; i < kHalf; ++i)
-      x[group * kHalf + i] = x[2 * group * kHalf + i] + x[(2 * group + 1) * kHalf + i];
+  int i = 0;
+  if constexpr (kHalf < kLanes) {
+    using Lanes = std::make_integer_sequence<int, kLanes>;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+      const F32 a = load<F32>(x + i), b = load<F32>(x + i + kLanes);
+      store(x + i / 2, halves_of<kHalf, 0>(a, b, Lanes{}) + halves_of<kHalf, 1>(a, b, Lanes{}));
+    }
+  }
+  for (; i < n; i += 2 * kHalf)
+    for (int j = 0; j < kHalf; ++j) x[i / 2 + j] = x[i + j] + x[i + kHalf + j];
 }
 
 // Sums over a row in the order of numerics/normalize.h.
@@ -107,6 +121,93 @@ void norm_row(const FusedRow& l) {
     });
 }
 
+// ---- the largest magnitude of a row's results
+//
+// An element's bound costs a few operations and its result dozens: where no bound of a piece of the
+// row is above what was seen, its results are not computed. A bound is Inf or NaN where the result
+// may be NaN.
+constexpr std::int64_t kPiece = 128;
+
+inline F32 raised(F32 most, F32 x) { return floats(max_bits(bits(most), magnitude(x))); }
+inline float raised(float most, float x) {
+  const float a = absolute(x);
+  return float_bits(a) > float_bits(most) ? a : most;
+}
+
+// The bits of the largest |f(F{}, i)| of elements [first, last).
+template <class Function>
+inline std::uint32_t largest_magnitude(std::int64_t first, std::int64_t last,
+                                       const Function& function) {
+  F32 most{};
+  float rest = 0.0f;
+  for_lanes(last - first, [&]<class F>(F f, std::int64_t i) {
+    if constexpr (std::is_same_v<F, float>)
+      rest = raised(rest, function(f, first + i));
+    else
+      most = raised(most, function(f, first + i));
+  });
+  const std::uint32_t of_vectors = largest(bits(most)), of_rest = float_bits(rest);
+  return of_vectors > of_rest ? of_vectors : of_rest;
+}
+template <class Bound, class Result>
+std::uint32_t largest_result(std::int64_t n, std::uint32_t seen, const Bound& bound,
+                             const Result& result) {
+  constexpr std::uint32_t kInf = 0x7f800000;
+  for (std::int64_t first = 0; first < n; first += kPiece) {
+    const std::int64_t last = n - first < kPiece ? n : first + kPiece;
+    const std::uint32_t most = largest_magnitude(first, last, bound);
+    if (most <= seen && most < kInf) continue;
+    const std::uint32_t found = largest_magnitude(first, last, result);
+    seen = found > seen ? found : seen;
+  }
+  return seen;
+}
+
+template <GeluForm kForm>
+std::uint32_t gelu_amax(const FusedRow& l, std::uint32_t seen) {
+  return largest_result(
+      l.n, seen,
+      [&]<class F>(F, std::int64_t i) {  // -0.17 < gelu(x) <= max(x, 0)
+        const F x = load<F>(l.x + i);
+        return x < 0.25f ? x * 0.0f + 0.25f : x;
+      },
+      [&]<class F>(F, std::int64_t i) { return gelu(load<F>(l.x + i), kForm); });
+}
+
+template <GeluForm kForm>
+std::uint32_t gelu_backward_amax(const FusedRow& l, std::uint32_t seen) {
+  return largest_result(
+      l.n, seen,
+      [&]<class F>(F, std::int64_t i) {  // -0.13 < gelu'(x) < 1.13
+        return absolute(load<F>(l.dy + i)) * 1.25f + load<F>(l.x + i) * 0.0f;
+      },
+      [&]<class F>(F, std::int64_t i) {
+        return load<F>(l.dy + i) * gelu_derivative(load<F>(l.x + i), kForm);
+      });
+}
+
+std::uint32_t swiglu_amax(const FusedRow& l, std::uint32_t seen) {
+  const float* up = l.x + l.n;
+  return largest_result(
+      l.n, seen, [&]<class F>(F, std::int64_t i) { return load<F>(l.x + i) * load<F>(up + i); },
+      [&]<class F>(F, std::int64_t i) { return swiglu(load<F>(l.x + i), load<F>(up + i)); });
+}
+
+std::uint32_t swiglu_backward_amax(const FusedRow& l, std::uint32_t seen) {
+  const float* up = l.x + l.n;
+  seen = largest_result(
+      l.n, seen,
+      [&]<class F>(F, std::int64_t i) {  // -0.1 < silu'(x) < 1.1
+        return absolute(load<F>(l.dy + i) * load<F>(up + i)) * 1.25f + load<F>(l.x + i) * 0.0f;
+      },
+      [&]<class F>(F, std::int64_t i) {
+        return swiglu_gate_gradient(load<F>(l.dy + i), load<F>(l.x + i), load<F>(up + i));
+      });
+  return largest_result(
+      l.n, seen, [&]<class F>(F, std::int64_t i) { return load<F>(l.dy + i) * load<F>(l.x + i); },
+      [&]<class F>(F, std::int64_t i) { return load<F>(l.dy + i) * silu(load<F>(l.x + i)); });
+}
+
 }  // namespace
 
 float row_sum(const float* x, std::int64_t n) {
@@ -132,6 +233,23 @@ void fused_row(const FusedRow& l) {
     case FusedOp::kGeluBackward: return gelu_backward_row(l);
     case FusedOp::kSwiGluBackward: return swiglu_backward_row(l);
   }
+}
+
+std::uint32_t fused_row_amax(const FusedRow& l, std::uint32_t seen) {
+  const bool erf = l.form == GeluForm::kErf;
+  switch (l.op) {
+    case FusedOp::kNorm: break;
+    case FusedOp::kGelu:
+      return erf ? gelu_amax<GeluForm::kErf>(l, seen) : gelu_amax<GeluForm::kTanh>(l, seen);
+    case FusedOp::kSwiGlu: return swiglu_amax(l, seen);
+    case FusedOp::kGeluBackward:
+      return erf ? gelu_backward_amax<GeluForm::kErf>(l, seen)
+                 : gelu_backward_amax<GeluForm::kTanh>(l, seen);
+    case FusedOp::kSwiGluBackward: return swiglu_backward_amax(l, seen);
+  }
+  norm_row(l);
+  const std::uint32_t found = amax(l.y, DType::kFloat32, l.n);
+  return found > seen ? found : seen;
 }
 
 void norm_backward_row(const NormBackwardRow& l) {

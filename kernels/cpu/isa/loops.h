@@ -158,6 +158,8 @@ struct Loops {
   float (*row_sum)(const float* x, std::int64_t n);  // in the order of numerics/normalize.h
   float (*row_deviation)(const float* x, std::int64_t n, float mean);  // sum of (x - mean)^2
   void (*fused_row)(const FusedRow& row);
+  // Bits of max |result| of a row (y: scratch), or `seen` where that is larger.
+  std::uint32_t (*fused_row_amax)(const FusedRow& row, std::uint32_t seen);
   void (*norm_backward_row)(const NormBackwardRow& row);
 };
 
@@ -176,6 +178,7 @@ struct Loops {
   float row_sum(const float* x, std::int64_t n);                          \
   float row_deviation(const float* x, std::int64_t n, float mean);        \
   void fused_row(const FusedRow& row);                                    \
+  std::uint32_t fused_row_amax(const FusedRow& row, std::uint32_t seen);  \
   void norm_backward_row(const NormBackwardRow& row);                     \
   }
 
