@@ -117,7 +117,7 @@ def adam(threads: int, elements: int) -> Iterator[Row]:
     fused = _trained(torch.optim.AdamW, torch.randn(elements), fused=True)
     title = f"O2 AdamW, {elements / 2**20:.0f} Mi parameters"
     name = "torch AdamW(fused=True)"
-    yield compare(title, ours.step, fused.step, baseline_name=name, threads=threads, goal=0.85, floor=1.05)
+    yield compare(title, ours.step, fused.step, baseline_name=name, threads=threads, goal=0.85, floor=1.05, rounds=61)
     del ours, fused
     small = min(elements, 2**22)
     ours = _ours(small)

@@ -36,8 +36,10 @@ constexpr int kTileRows = 6, kVectors = 4;  // 32 registers of 16 bytes
 constexpr int kTileColumns = kVectors * kLanes, kTile = kTileRows * kTileColumns;
 // Of these, a panel of B stays in L1, a block of A in L2, a block of B and the sums in L3. On Zen 3
 // 512 rows or columns, k of 192 or 384, or A blocks of twice the size cost 1 to 3 %; but where one
-// block of 384 takes all of k, no sums go through memory, which gains 4 %.
-constexpr std::int64_t kBlockK = 256, kWholeK = 384, kPackRows = 96 / kTileRows * kTileRows;
+// block of 384 takes all of k, no sums go through memory, which gains 4 %. (AVX-512's wider panels
+// of B would leave L1.)
+constexpr std::int64_t kBlockK = 256, kWholeK = kBytes == 64 ? kBlockK : 384;
+constexpr std::int64_t kPackRows = 96 / kTileRows * kTileRows;
 constexpr std::int64_t kBlockRows = 1024, kBlockColumns = 1024;
 // With one block of A, B is packed for one use: keep it in L2. (k contiguous only: elsewhere narrow
 // blocks would jump through memory.)
