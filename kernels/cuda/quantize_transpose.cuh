@@ -28,15 +28,8 @@ template <DType X, class F, class OnValues>
 __device__ __forceinline__ CodeWords<F> load_codes(const TransposeParams& p, std::int64_t row,
                                                    std::int64_t column, float factor, float scale,
                                                    std::uint32_t& max, const OnValues& on_values) {
-  Vector a;
-  const std::int64_t first = row * p.cols + column;
-  if (p.aligned_cols) {
-    a = load_vector<X>(p.cast.in.x, first / kVector);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i)
-      a.v[i] = column + i < p.cols ? load_element(p.cast.in.x, X, first + i) : 0.0f;
-  }
+  const std::int64_t inside = p.aligned_cols ? kVector : p.cols - column;
+  Vector a = load_16<X>(p.cast.in.x, row * p.cols + column, inside, p.aligned_cols);
   if (p.cast.in.scale_inv) scale_vector(a, factor);
   on_values(a);
   const std::uint32_t largest = largest_magnitude(a);

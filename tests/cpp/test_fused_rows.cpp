@@ -4,6 +4,7 @@
 #include <fp8amp/numerics/normalize.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "edge_array.h"
 #include "scalar_loops.h"
