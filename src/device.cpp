@@ -13,6 +13,9 @@ std::string cuda_status() { return kNoCuda; }
 std::string cublaslt_status() { return std::string("not looked for: ") + kNoCuda; }
 std::string nccl_status() { return std::string("not looked for: ") + kNoCuda; }
 
+bool is_capturing(void*) { return false; }
+void set_temporary_memory(const TemporaryMemory&) {}
+
 struct ScopedDevice::State {};
 ScopedDevice::ScopedDevice(Device) {}  // the operation itself refuses a CUDA device
 ScopedDevice::~ScopedDevice() = default;

@@ -73,7 +73,7 @@ void clip(const ClipArgs& args) {
   std::vector<NormTensor> plain;
   for (const NormTensor& t : args.tensors)
     if (t.scale_inv)
-      *t.scale_inv = std::max(*t.scale_inv * factor, numerics::kMinScale);
+      *t.scale_inv = numerics::multiplied_scale_inv(*t.scale_inv, factor);
     else
       plain.push_back(t);
   for_each_run(std::span<const NormTensor>(plain), kGrain,

@@ -4,7 +4,11 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <mutex>
+#include <memory>
+
+namespace fp8amp::gpu {
+class Lease;
+}
 
 namespace fp8amp::kernels::cuda {
 
@@ -21,15 +25,16 @@ const DeviceFacts& device_facts();
 const DeviceFacts& device_facts(int device);
 
 // Device memory that the launches of one operation on `stream` hand to each other: 256-byte
-// aligned, not initialised. Host threads that share the stream take turns while this object lives.
-// Kept for the next operation; grows outside of a capture only.
+// aligned, not initialised. From set_temporary_memory's allocator, or the stream's own: then host
+// threads that share the stream take turns while this object lives.
 class Scratch {
  public:
   Scratch(cudaStream_t stream, std::size_t bytes);
+  ~Scratch();
   void* data() const { return data_; }
 
  private:
-  std::unique_lock<std::mutex> lock_;
+  std::unique_ptr<gpu::Lease> lease_;
   void* data_;
 };
 

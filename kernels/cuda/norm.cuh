@@ -75,10 +75,7 @@ inline __global__ void __launch_bounds__(kThreads)
   const int t = tensor_of(b.first, b.count, blockIdx.x);
   const NormTensor& x = b.tensors[t];
   if (x.scale_inv) {
-    if (threadIdx.x == 0) {
-      const float scaled = *x.scale_inv * factor;
-      *x.scale_inv = scaled < numerics::kMinScale ? numerics::kMinScale : scaled;
-    }
+    if (threadIdx.x == 0) *x.scale_inv = numerics::multiplied_scale_inv(*x.scale_inv, factor);
     return;
   }
   const std::int64_t begin = (blockIdx.x - b.first[t]) * kClipChunk,

@@ -55,6 +55,14 @@ def mark_written(tensors: Sequence[Tensor]) -> None:
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
+CAPTURING = -1  # current_stream() while a CUDA graph is captured
+
+
+def current_stream(device: torch.device) -> int:
+    """A number for torch's current stream on the device, 0 on the CPU, CAPTURING during a capture."""
+    return int(_call(_ops.current_stream, device.type, device.index or 0))
+
+
 def quantize(
     x: Tensor,
     x_scale_inv: Tensor | None,

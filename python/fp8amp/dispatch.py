@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from . import _ops
 from .policies import E4M3, E5M2, FORMAT_MAX, Overflow, ScaleRounding, scale_rule
-from .scaled_tensor import ScaledTensor, plain_operand
+from .scaled_tensor import ScaledTensor, note_capture, plain_operand
 
 aten = torch.ops.aten
 _Handler = Callable[..., Any]
@@ -74,8 +74,10 @@ def _generic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 # ---- writing ------------------------------------------------
 def _written(t: ScaledTensor) -> ScaledTensor:
-    owner = t._payload if t._owner is None else t._owner._payload
-    _ops.mark_written([owner])  # ops below autograd bump nothing by themselves
+    owner = t if t._owner is None else t._owner
+    _ops.mark_written([owner._payload])  # ops below autograd bump nothing by themselves
+    if owner._role == "weight" and not torch.compiler.is_compiling():
+        note_capture(owner)
     return t
 
 
@@ -192,6 +194,13 @@ def _view(func: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map_only(Tensor, wrap, func(t._payload, *args, **kwargs))
 
 
+@_rule(aten.record_stream.default)
+def _record_stream(func: Any, t: ScaledTensor, stream: Any) -> None:
+    """The memory of the stored numbers is what the stream uses; nothing is written, whatever the op's schema says."""
+    for part in (t._payload, t._scale_inv):
+        func(part, stream)
+
+
 @_rule(aten.clone.default)
 def _clone(func: Any, t: ScaledTensor, *, memory_format: Any = None) -> ScaledTensor:
     payload = t._payload.clone(memory_format=memory_format)
@@ -278,7 +287,7 @@ def _multiply(func: Any, t: Any, other: Any, **kwargs: Any) -> Any:
         return NotImplemented
     moved = (torch.mul if func in (aten.mul_.Tensor, aten.mul_.Scalar) else torch.div)(t._scale_inv, other)
     # A factor of 0, Inf or NaN, or below 0, must not get stuck in the scale. On a GPU reading it would stall the
-    # stream: there it may, and the values it stands for are right.
+    # stream: there it may, and the values it stands for are right; Adam and clipping take the magnitude.
     if not _traced(t._scale_inv) and t.device.type == "cpu" and not _TINY <= float(moved) < math.inf:
         return NotImplemented
     t._scale_inv.copy_(moved)

@@ -364,6 +364,21 @@ def versions(x: Tensor) -> tuple[int, int]:
     return version(x), version(x._scale_inv) if isinstance(x, ScaledTensor) else 0
 
 
+def note_capture(x: ScaledTensor) -> int:
+    """Remembers that x, or an alias of it, was used or written inside the capture of a CUDA graph. Returns
+    `_ops.current_stream`."""
+    stream = _ops.current_stream(x.device)
+    if stream == _ops.CAPTURING:
+        payload: Any = x._payload if x._owner is None else x._owner._payload
+        payload._fp8amp_in_graph = True
+    return stream
+
+
+def in_graph(x: ScaledTensor) -> bool:
+    """Whether a replay may write x, of which no version counter tells."""
+    return hasattr(x._payload, "_fp8amp_in_graph")
+
+
 torch.serialization.add_safe_globals([_rebuild, ScaledTensor])
 
 from . import dispatch as _dispatch  # noqa: E402  (the handlers need the class above)

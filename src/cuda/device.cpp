@@ -13,6 +13,8 @@ std::string cuda_status() { return gpu::status(); }
 std::string cublaslt_status() { return gpu::cublaslt_status(); }
 std::string nccl_status() { return gpu::nccl_status(); }
 
+bool is_capturing(void* stream) { return gpu::is_capturing(static_cast<cudaStream_t>(stream)); }
+
 struct ScopedDevice::State {
   explicit State(int device) : guard(device) {}
   gpu::DeviceGuard guard;

@@ -1,11 +1,15 @@
 #include "src/cuda/stream_memory.h"
 
+#include <fp8amp/device.h>
+#include <fp8amp/error.h>
+
+#include <atomic>
 #include <map>
 #include <memory>
+#include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
-
-#include "fp8amp/error.h"
 
 namespace fp8amp::gpu {
 namespace {
@@ -85,7 +89,9 @@ namespace {
 
 struct Memories {
   std::mutex mutex;
-  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<StreamMemory>> of_stream;
+  // cudaStreamPerThread is a stream of each thread: the thread tells them apart, and is no thread
+  // for all others.
+  std::map<std::tuple<int, cudaStream_t, std::thread::id>, std::unique_ptr<StreamMemory>> of_stream;
 };
 
 // Never destroyed: at exit the driver may be gone before it.
@@ -98,18 +104,55 @@ StreamMemory& memory_of(cudaStream_t stream) {
   const int device = current_device();
   Memories& all = memories();
   const std::lock_guard lock(all.mutex);
-  std::unique_ptr<StreamMemory>& memory = all.of_stream[{device, stream}];
+  const std::thread::id thread =
+      stream == cudaStreamPerThread ? std::this_thread::get_id() : std::thread::id();
+  std::unique_ptr<StreamMemory>& memory = all.of_stream[{device, stream, thread}];
   if (!memory) memory = std::make_unique<StreamMemory>(stream);
   return *memory;
 }
 
+std::atomic<const TemporaryMemory*> allocator{nullptr};
+
 }  // namespace
 
-Lease::Lease(StreamMemory& memory) : memory_(memory), lock_(memory.mutex()) {}
-std::byte* Lease::scratch(std::size_t bytes) const { return memory_.scratch(bytes); }
-std::byte* Lease::workspace(std::size_t bytes) const { return memory_.workspace(bytes); }
+TemporaryBlock::TemporaryBlock(cudaStream_t stream, std::size_t bytes) {
+  if (const TemporaryMemory* from = allocator.load(std::memory_order_acquire)) {
+    release_ = from->release;
+    data_ = from->allocate(bytes, current_device(), stream, &owner_);
+    bytes_ = data_ ? bytes : 0;
+  }
+}
+TemporaryBlock::TemporaryBlock(TemporaryBlock&& other) noexcept { *this = std::move(other); }
+TemporaryBlock& TemporaryBlock::operator=(TemporaryBlock&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(owner_, other.owner_);
+  std::swap(release_, other.release_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+TemporaryBlock::~TemporaryBlock() {
+  if (data_) release_(owner_);
+}
 
-Lease lease(cudaStream_t stream) { return Lease(memory_of(stream)); }
+Lease::Lease(cudaStream_t stream) : stream_(stream) {}
+
+StreamMemory& Lease::own() const {
+  if (!own_) {
+    own_ = &memory_of(stream_);
+    lock_ = std::unique_lock(own_->mutex());
+  }
+  return *own_;
+}
+std::byte* Lease::scratch(std::size_t bytes) const {
+  scratch_ = TemporaryBlock(stream_, bytes);
+  return scratch_.data() ? scratch_.data() : own().scratch(bytes);
+}
+std::byte* Lease::workspace(std::size_t bytes) const {
+  if (workspace_.bytes() < bytes) workspace_ = TemporaryBlock(stream_, bytes);
+  return workspace_.data() ? workspace_.data() : own().workspace(bytes);
+}
+
+Lease lease(cudaStream_t stream) { return Lease(stream); }
 
 void refuse_in_capture(const std::string& what) {
   throw Error(what +
@@ -125,12 +168,20 @@ void release_stream_memory() {
 
 }  // namespace fp8amp::gpu
 
+namespace fp8amp {
+
+void set_temporary_memory(const TemporaryMemory& memory) {
+  // never freed: an operation of another thread may be reading the former one
+  gpu::allocator.store(memory.allocate ? new TemporaryMemory(memory) : nullptr,
+                       std::memory_order_release);
+}
+
+}  // namespace fp8amp
+
 namespace fp8amp::kernels::cuda {
 
-Scratch::Scratch(cudaStream_t stream, std::size_t bytes) {
-  gpu::StreamMemory& memory = gpu::memory_of(stream);
-  lock_ = std::unique_lock(memory.mutex());
-  data_ = memory.scratch(bytes);
-}
+Scratch::Scratch(cudaStream_t stream, std::size_t bytes)
+    : lease_(std::make_unique<gpu::Lease>(stream)), data_(lease_->scratch(bytes)) {}
+Scratch::~Scratch() = default;
 
 }  // namespace fp8amp::kernels::cuda

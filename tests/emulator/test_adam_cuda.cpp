@@ -256,6 +256,20 @@ TEST(CudaAdam, NonFiniteByItsScaleSkipsAll) {
   }
 }
 
+// A gradient that was multiplied by -1.
+TEST(CudaAdam, NegativeScaleOfAGradient) {
+  Parameter p(kO2, 400, 5);
+  p.scale_inv[1] = -p.scale_inv[1];
+  StepRun().expect_equal_steps({p});
+  std::deque<Parameter> host{p}, opposite{p};
+  opposite[0].scale_inv[1] = -p.scale_inv[1];
+  StepRun().steps(host, 1, cpu::grad_amax, cpu::adam);
+  StepRun().steps(opposite, 1, cpu::grad_amax, cpu::adam);
+  EXPECT_GT(host[0].amax[3], 0.0f);
+  EXPECT_EQ(host[0].amax[3], opposite[0].amax[3]);
+  EXPECT_EQ(host[0].scale_inv[2], opposite[0].scale_inv[2]);
+}
+
 TEST(CudaAdam, NanStatesAndHugeGradients) {
   const float grad_scale = 0x1p90f;
   Parameter p(kO2, 400, 5);
@@ -321,6 +335,13 @@ TEST(CudaNorm, ClippingAddsOneMillionthToTheNorm) {
   Data tiny(k32, 1);
   tiny.as<float>()[0] = 0x1p-20f;
   expect_equal_norm({tiny}, 1e-7f);
+}
+
+TEST(CudaNorm, ClippedScalesKeepTheirSign) {
+  expect_equal_norm({test::random_data(k43, 100, 1)}, 0.1f, -0.5f);
+  EXPECT_EQ(numerics::multiplied_scale_inv(-3.0f, 0.5f), -1.5f);
+  EXPECT_EQ(numerics::multiplied_scale_inv(-0x1p-120f, 0x1p-10f), -0x1p-126f);
+  EXPECT_EQ(numerics::multiplied_scale_inv(0x1p-120f, 0x1p-10f), 0x1p-126f);
 }
 
 TEST(CudaNorm, NotFinite) {

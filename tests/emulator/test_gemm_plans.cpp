@@ -1,7 +1,12 @@
 // Around the CUDA GEMM: plans and their cache, memory of streams, captures, failures.
+#include <fp8amp/device.h>
+
+#include <cstddef>
+#include <map>
 #include <memory>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "tests/emulator/gemm_case.h"
 
@@ -195,6 +200,70 @@ TEST(GemmCapture, WorksOnAWarmStreamAndIsRefusedOnAColdOne) {
   EXPECT_EQ(fake_cuda::counters().frees, frees);  // the graph's memory stays
   FP8AMP_CUDA_CHECK(cudaGraphLaunch(warm.executable, stream));
   EXPECT_EQ(run.differences(g), 0);
+}
+
+// An allocator that counts, as torch's is called.
+struct CountingAllocator {
+  CountingAllocator() {
+    blocks() = {}, served = 0;
+    set_temporary_memory({allocate, release});
+  }
+  ~CountingAllocator() { set_temporary_memory({}); }
+
+  static std::map<void*, std::vector<std::byte>>& blocks() {
+    static std::map<void*, std::vector<std::byte>> all;
+    return all;
+  }
+  static void* allocate(std::size_t bytes, int device, void* stream, void** owner) {
+    if (device != 0 || stream == nullptr) return nullptr;  // not its own
+    ++served;
+    std::vector<std::byte> block(bytes + 256);
+    void* data = block.data();
+    std::size_t space = block.size();
+    data = std::align(256, bytes, data, space);
+    *owner = block.data();
+    blocks()[*owner] = std::move(block);
+    return data;
+  }
+  static void release(void* owner) {
+    EXPECT_EQ(blocks().count(owner), 1u);
+    kept.push_back(owner);
+  }
+
+  static inline int served = 0;
+  static inline std::vector<void*> kept;  // released; a graph may replay over it
+};
+
+TEST(TemporaryMemory, IsTheCallersForOneOperation) {
+  const FakeGpu gpu(90);
+  const Stream stream;
+  GemmCase c;
+  c.n = 33;  // scratch memory
+  GemmRun run(c);
+  const std::int64_t before = fake_cuda::counters().allocations;
+  {
+    const CountingAllocator allocator;
+    CountingAllocator::kept.clear();
+    Graph graph;
+    gpu::Context::current(nullptr);  // the handle of cuBLASLt cannot be made in a capture
+    FP8AMP_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    EXPECT_TRUE(is_capturing(stream));
+    EXPECT_EQ(error_of(run.args(stream)), "");  // on a stream that never ran one
+    FP8AMP_CUDA_CHECK(cudaStreamEndCapture(stream, &graph.graph));
+    EXPECT_FALSE(is_capturing(stream));
+    EXPECT_EQ(CountingAllocator::served, 2);
+    EXPECT_EQ(CountingAllocator::kept.size(), 2u);
+    FP8AMP_CUDA_CHECK(cudaGraphInstantiate(&graph.executable, graph.graph, 0));
+    FP8AMP_CUDA_CHECK(cudaGraphLaunch(graph.executable, stream));
+    EXPECT_EQ(run.differences(run.args(stream)), 0);
+    EXPECT_EQ(fake_cuda::counters().allocations, before);
+    kernels::cuda::gemm(run.args(nullptr));  // a stream that the allocator does not serve
+    EXPECT_EQ(CountingAllocator::served, 2);
+    EXPECT_EQ(fake_cuda::counters().allocations, before + 2);
+  }
+  kernels::cuda::gemm(run.args(stream));
+  EXPECT_EQ(CountingAllocator::served, 2);
+  EXPECT_EQ(fake_cuda::counters().allocations, before + 4);
 }
 
 TEST(GemmFailures, EveryCallOfCublasLtMayFail) {

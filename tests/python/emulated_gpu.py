@@ -75,7 +75,8 @@ def train(recipe: fp8amp.Recipe, block: type[Block] = Block) -> dict[str, Any]:
 
 def train_by_graph() -> dict[str, Any]:
     """Steps of two FP8 layers, of fp8amp's ops alone: torch's own run on the CPU and are in no graph. On the emulated
-    GPU all steps but the first are replays of one captured graph; inputs and learning rate are written between them.
+    GPU all steps but the first are replays of one captured graph; inputs and learning rate are written between them,
+    and the model is evaluated outside of the graph.
     """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 48, bias=False), torch.nn.Linear(48, 32, bias=False))
@@ -90,6 +91,7 @@ def train_by_graph() -> dict[str, Any]:
         optimizer.step()
 
     graph = None
+    outputs = []
     for number in range(STEPS):
         x.copy_(torch.randn(64, 32))
         dy.copy_(torch.randn(64, 32))
@@ -103,8 +105,10 @@ def train_by_graph() -> dict[str, Any]:
             step()
         else:
             torch.ops.fp8amp_emulator.replay(graph)
+        with torch.no_grad():
+            outputs.append(model(x).clone())
     activity = [emulated_package.activity()] if emulated() else []
-    return {"state": state_of(model, optimizer), "activity": activity}
+    return {"state": state_of(model, optimizer), "outputs": outputs, "activity": activity}
 
 
 if __name__ == "__main__":

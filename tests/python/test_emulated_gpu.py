@@ -64,7 +64,7 @@ def test_training_gives_the_bits_of_the_cpu_backend(runs: Any, name: str) -> Non
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_step_neither_allocates_nor_waits(runs: Any, name: str) -> None:
-    for step in runs[1][name]["activity"][1:]:  # the first one makes what is kept
+    for step in runs[1][name]["activity"]:  # nor the first one: temporary memory is of torch's allocator
         assert step["launches"] > 0
         for forbidden in ("allocations", "frees", "synchronizations", "copies"):
             assert step[forbidden] == 0, forbidden
@@ -82,7 +82,8 @@ def test_operands_are_transposed_while_they_are_cast(runs: Any) -> None:
 
 def test_a_captured_step_is_replayed(runs: Any) -> None:
     cpu, gpu = (run["graph"] for run in runs)
-    assert differing(cpu["state"], gpu["state"]) == []
+    for part in ("state", "outputs"):  # what is evaluated between replays has the weights of now
+        assert differing(cpu[part], gpu[part], part) == []
     activity = gpu["activity"][0]
     assert activity["graph_launches"] == 3 and activity["allocations"] == activity["synchronizations"] == 0
 

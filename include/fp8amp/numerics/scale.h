@@ -39,6 +39,16 @@ FP8AMP_HD float compute_scale(float amax, float format_max, ScaleRounding roundi
 
 FP8AMP_HD float inverse_scale(float scale) { return 1.0f / scale; }
 
+// The scale_inv of a tensor times a positive factor, of either sign (a gradient that was multiplied
+// by -1 has a negative one).
+FP8AMP_HD float multiplied_scale_inv(float scale_inv, float factor) {
+  const float moved = scale_inv * factor;
+  const std::uint32_t bits = float_bits(moved);
+  return abs_bits(moved) < float_bits(kMinScale)
+             ? bits_float((bits & 0x80000000u) | float_bits(kMinScale))
+             : moved;
+}
+
 // One element of a cast: code of value * scale. The overflow policy looks at the value, not at the
 // product: a finite value saturates.
 template <class F>

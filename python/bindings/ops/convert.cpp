@@ -114,6 +114,16 @@ TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const Torc
   return TorchTensor(handle);
 }
 
+TorchTensor empty_bytes(std::size_t bytes, int device_index) {
+  const auto size = static_cast<int64_t>(bytes);
+  const int64_t stride = 1;
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride,
+                                                  static_cast<int32_t>(ScalarType::Byte),
+                                                  torch_gpu(), device_index, &handle));
+  return TorchTensor(handle);
+}
+
 TorchTensor empty_scalar(const TorchTensor& like) { return empty({}, ScalarType::Float, like); }
 
 }  // namespace fp8amp::bindings

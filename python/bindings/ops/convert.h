@@ -43,10 +43,16 @@ TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const Torc
 TorchTensor empty_scalar(const TorchTensor& like);  // float32[]
 std::vector<int64_t> shape(const TorchTensor& t);
 
+// Bytes of a GPU, from torch's allocator and for torch's current stream.
+TorchTensor empty_bytes(std::size_t bytes, int device_index);
+
 Device device(const TorchTensor& t);
 Device device(const std::string& type, int64_t index);  // of a torch.device
 
+int32_t torch_gpu();  // the number of the type of device that has this library's GPU tensors
+
 // torch's current stream on the tensor's device; null on the CPU.
 void* stream(const TorchTensor& t);
+void* current_stream(int device_index);
 
 }  // namespace fp8amp::bindings

@@ -11,8 +11,13 @@ Device device(const std::string& type, int64_t index) {
   return type == "cuda" ? cuda(static_cast<int>(index)) : kCpu;
 }
 
+int32_t torch_gpu() { return aoti_torch_device_type_cuda(); }
+
 void* stream(const TorchTensor& t) {
-  if (!t.is_cuda()) return nullptr;
+  return t.is_cuda() ? current_stream(t.get_device_index()) : nullptr;
+}
+
+void* current_stream(int device_index) {
   // The shim lives in libtorch_cuda.so, which CPU builds of torch do not have: looked up, not
   // linked.
   using Shim = AOTITorchError (*)(int32_t, void**);
@@ -23,7 +28,7 @@ void* stream(const TorchTensor& t) {
                : nullptr;
   }();
   void* stream = nullptr;
-  if (!shim || shim(t.get_device_index(), &stream) != AOTI_TORCH_SUCCESS)
+  if (!shim || shim(device_index, &stream) != AOTI_TORCH_SUCCESS)
     throw Error("fp8amp: this torch has no CUDA streams");
   return stream;
 }

@@ -2,7 +2,8 @@
 step.
 
 The key are the versions of payload and scale, which every write bumps (`scaled_tensor.versions`), so an update by
-anybody is seen.
+anybody is seen; and the stream, since nothing orders another one behind the cast. The replay of a CUDA graph bumps no
+version: a weight that was ever used or written inside a capture is cast in every forward.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..policies import E4M3, Overflow
 from ..recipe import Operand, Recipe
-from ..scaled_tensor import ScaledTensor, plain_operand, versions
+from ..scaled_tensor import ScaledTensor, in_graph, note_capture, plain_operand, versions
 
 _T = TypeVar("_T")
 
@@ -27,13 +28,18 @@ def _always(_: Any) -> bool:
 class _Copy(NamedTuple):
     source: Tensor
     versions: tuple[int, int]
+    stream: int
     recipe: Recipe
     made: Any
 
 
 def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T], enough: Callable[[_T], bool] = _always) -> _T:
-    """make(), kept for as long as neither the weight nor the recipe changes, and it is `enough`."""
+    """make(), kept for as long as neither the weight nor the recipe nor the stream changes, and it is `enough`."""
     if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
+        return make()
+    stream = note_capture(weight)
+    if in_graph(weight):
+        weight._fp8_copy = None
         return make()
     now, kept = versions(weight), weight._fp8_copy
     if (
@@ -41,6 +47,7 @@ def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T], enough
         and kept.source is weight._payload
         and kept.versions == now
         and min(now) >= 0
+        and kept.stream == stream
         and kept.recipe == recipe
         and enough(kept.made)
     ):
@@ -48,7 +55,7 @@ def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T], enough
         return found
     with torch.inference_mode(False):  # the next training step saves the copy for backward
         made = make()
-    weight._fp8_copy = _Copy(weight._payload, now, recipe, made) if min(now) >= 0 else None
+    weight._fp8_copy = _Copy(weight._payload, now, stream, recipe, made) if min(now) >= 0 else None
     return made
 
 
@@ -67,8 +74,9 @@ def fp8_weight(weight: Tensor, recipe: Recipe, transposed: bool = False) -> Oper
 
 
 def drop_fp8_weight(weight: Tensor) -> None:
-    """Free the copy, if there is one."""
+    """Free the copy, if there is one: the weight has been written."""
     if isinstance(weight, ScaledTensor):
+        note_capture(weight)
         weight._fp8_copy = None
 
 
