@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sass import Function, disassemble
+from sass import Cost, Function, disassemble
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / ".ci"))
@@ -34,6 +34,7 @@ REGISTERS, SHARED, THREADS, BLOCKS = 65536, 228 * 1024, 2048, 32  # of a process
 SHARED_RESERVED = 1024  # bytes of a block that the system takes
 SIZES = {"0": 4, "1": 2, "2": 2, "3": 1, "4": 1, "E4M3": 1, "E5M2": 1, "Fp16": 2}  # DType, formats
 TYPES = {"0": "FP32", "1": "FP16", "2": "BF16", "3": "E4M3", "4": "E5M2", "Fp16": "FP16"}
+GRANULARITIES = {"1": "rows", "2": "1x128 blocks", "3": "128x128 blocks"}
 VECTOR = 16  # elements that a thread takes at a time
 
 # Where instructions bind, and why (numerics/random.h has the words).
@@ -42,19 +43,26 @@ EXCEPTIONS = {
     r"quantize (FP16|BF16|E4M3|E5M2) to (E4M3|E5M2|FP16), stochastic": HASH,
     r"accumulate (E4M3|E5M2) to (E4M3|E5M2): store": HASH,
     r"quantize, transpose and sum (E4M3|E5M2) to .*": "the sums count for all warps here, and half of them add",
+    r"(GELU|SwiGLU).*": "exp and divisions in single IEEE operations, the same bits on every CPU and GPU; not hidden",
+    r"norm and quantize, (BF16|FP16)": "three passes over a row, two of them from the cache",
+    r"quantize by 1x128 blocks and transpose (BF16|FP16).*": "scales for the blocks along both sides",
     r"Adam O2.*, other policies": "two random words for two elements, second draws; the default has its own loop",
 }
 
 
 @dataclass
 class Loop:
-    """A main loop: bytes read and written per element, elements per turn, turns of the loop within it."""
+    """A main loop: bytes read and written per element, elements per turn, turns of the loop within it; bytes that are
+    read from a cache, because the kernel has just read them or they are the same for all rows. `passes`: the loops over
+    a row, one after the other, instead of one loop."""
 
     title: str
     read: int
     written: int
     elements: int = VECTOR
     inner_turns: int = 1
+    cached: int = 0
+    passes: bool = False
     cheapest: bool = False  # of the loops that move these bytes, the cheapest and not the costliest
 
 
@@ -102,9 +110,42 @@ def main_loops(name: str) -> list[Loop]:
                 Loop("Adam O2 and E4M3 weight", 6, 6, cheapest=True),
                 Loop("Adam O2 and E4M3 weight, other policies", 6, 6),
                 Loop("Adam O1, m and v in FP32", 11, 10), Loop("Adam FP32", 16, 12)]  # fmt: skip
+    if base in ("fused_quantize_kernel", "fused_transpose_kernel"):
+        operation, read, cached = fused_traffic(int(re.search(r"FusedOp\)(\d)", name)[1]), sizes[0])
+        if base == "fused_quantize_kernel":
+            cached += 2 * read if operation == "norm" else 0  # mean and deviation before
+            return [Loop(f"{operation} and quantize, {title}", read, 1, cached=cached, passes=True)]
+        return [Loop(f"{operation}, quantize and transpose, {title}", read, 2, 4 * VECTOR, 4, cached)]
+    if base == "quantize_rows_kernel":
+        who = "a warp" if arguments.endswith(" 32") else "a block"
+        return [Loop(f"quantize by rows {title}, {who} for each", sizes[0], 1, cached=sizes[0], passes=True)]
+    if base == "quantize_tiles_kernel":
+        how = GRANULARITIES[re.search(r"ScaleGranularity\)(\d)", name)[1]]
+        return [Loop(f"quantize by {how} and transpose {title}", sizes[0], 2, 4 * VECTOR)]
+    if base == "dequantize_blocks_kernel":
+        return [Loop(f"dequantize blocks {title}", sizes[0], sizes[1])]
+    if base == "sum_shards_kernel":
+        return [Loop(f"sum of 8 shards {title}", 8, 1)]
+    if base == "measure_shards_kernel":
+        return [Loop(f"amax of the sum of 8 shards {title}", 8, 0)]
+    if base == "norm_backward_kernel":
+        return [Loop(f"norm backward, by rows {title}", 2 * sizes[0], sizes[0], cached=2 * sizes[0] + 8, passes=True)]
+    if base == "norm_columns_kernel":
+        return [Loop(f"norm backward, by columns {title}", 2 * sizes[0], 0)]
     if base == "grad_amax_kernel":
         return [Loop(f"Adam: amax of {bits}-bit gradients", bits // 8, 0) for bits in (8, 16, 32)]
     return []
+
+
+def fused_traffic(operation: int, size: int) -> tuple[str, int, int]:
+    """Name of a FusedOp, bytes read per element of its result, and bytes read from a cache."""
+    return (
+        ("norm", size, 8),  # gamma and beta
+        ("GELU", size, 0),
+        ("SwiGLU", 2 * size, 0),
+        ("GELU backward", 2 * size, 0),
+        ("SwiGLU backward", 3 * size // 2, 3 * size - 3 * size // 2),  # dy and gate for both of its gradients
+    )[operation]
 
 
 def find_nvdisasm() -> Path | None:
@@ -123,7 +164,14 @@ def occupancy(registers: int, shared: int, threads: int) -> int:
 
 def measure(row: Row, function: Function, loop: Loop) -> None:
     """Fills in what the main loop costs: that whose 16-byte accesses move the loop's bytes."""
-    loads, stores = loop.read * loop.elements // 16, loop.written * loop.elements // 16
+    loads, stores = (loop.read + loop.cached) * loop.elements // 16, loop.written * loop.elements // 16
+    if loop.passes:
+        longest, shortest = (function.passes(longest=way) for way in (True, False))
+        if (longest.wide_loads, longest.wide_stores) != (loads, stores):
+            row.bound = "no loop moves just these bytes in 16-byte accesses"
+        else:
+            fill_in(row, loop, longest, shortest, loop.elements)
+        return
     found = []
     for edge in function.loops:
         cost = function.turn(*edge, loop.inner_turns)
@@ -138,11 +186,14 @@ def measure(row: Row, function: Function, loop: Loop) -> None:
     most = max(turns for _, turns, _, _ in found)
     choose = min if loop.cheapest else max
     _, turns, edge, cost = choose((entry for entry in found if entry[1] == most), key=lambda entry: entry[0])
-    elements = turns * loop.elements
-    busiest, cycles = cost.bound
+    fill_in(row, loop, cost, function.turn(*edge, loop.inner_turns, longest=False), turns * loop.elements)
+
+
+def fill_in(row: Row, loop: Loop, longest: Cost, shortest: Cost, elements: int) -> None:
+    busiest, cycles = longest.bound
     row.bytes = loop.read + loop.written
-    row.instructions = cost.instructions / elements
-    row.instructions_least = function.turn(*edge, loop.inner_turns, longest=False).instructions / elements
+    row.instructions = longest.instructions / elements
+    row.instructions_least = shortest.instructions / elements
     row.busiest = busiest
     row.memory_ms = 1e12 * row.bytes / BANDWIDTH
     row.instruction_ms = 1e12 * cycles / elements / 32 / (PROCESSORS * SLOTS * CLOCK)

@@ -58,6 +58,11 @@ class Cost:
         pipe, cycles = instruction.pipe
         self.cycles[pipe] += times * cycles
 
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.instructions + other.instructions, self.wide_loads + other.wide_loads,
+                    self.wide_stores + other.wide_stores,
+                    (self.cycles or Counter()) + (other.cycles or Counter()))  # fmt: skip
+
     @property
     def bound(self) -> tuple[str, int]:
         """The slowest of the issue slots and the pipes, and its cycles."""
@@ -126,6 +131,13 @@ class Function:
         return {(head, block): self.loop(head, block)
                 for block, following in self.successors.items()
                 for head in following if head <= block}  # fmt: skip
+
+    def passes(self, longest: bool) -> Cost:
+        """One turn each of the innermost loops with 16-byte accesses."""
+        wide = {edge: blocks for edge, blocks in self.loops.items()
+                if any(i.is_wide for b in blocks for i in self.instructions[b : self.blocks[b] + 1])}  # fmt: skip
+        innermost = [edge for edge, blocks in wide.items() if not any(other < blocks for other in wide.values())]
+        return sum((self.turn(*edge, longest=longest) for edge in innermost), Cost())
 
     def turn(self, head: int, latch: int, inner_turns: int = 1, longest: bool = True) -> Cost:
         """One turn of a loop; a loop within it turns `inner_turns` times for each."""
