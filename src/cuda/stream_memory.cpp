@@ -3,7 +3,6 @@
 #include <fp8amp/device.h>
 #include <fp8amp/error.h>
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <thread>
@@ -111,16 +110,21 @@ StreamMemory& memory_of(cudaStream_t stream) {
   return *memory;
 }
 
-std::atomic<const TemporaryMemory*> allocator{nullptr};
+std::mutex allocator_mutex;
+TemporaryMemory allocator;
+TemporaryMemory current_allocator() {
+  const std::lock_guard lock(allocator_mutex);
+  return allocator;
+}
 
 }  // namespace
 
 TemporaryBlock::TemporaryBlock(cudaStream_t stream, std::size_t bytes) {
-  if (const TemporaryMemory* from = allocator.load(std::memory_order_acquire)) {
-    release_ = from->release;
-    data_ = from->allocate(bytes, current_device(), stream, &owner_);
-    bytes_ = data_ ? bytes : 0;
-  }
+  const TemporaryMemory from = current_allocator();
+  if (!from.allocate) return;
+  release_ = from.release;
+  data_ = from.allocate(bytes, current_device(), stream, &owner_);
+  bytes_ = data_ ? bytes : 0;
 }
 TemporaryBlock::TemporaryBlock(TemporaryBlock&& other) noexcept { *this = std::move(other); }
 TemporaryBlock& TemporaryBlock::operator=(TemporaryBlock&& other) noexcept {
@@ -171,9 +175,8 @@ void release_stream_memory() {
 namespace fp8amp {
 
 void set_temporary_memory(const TemporaryMemory& memory) {
-  // never freed: an operation of another thread may be reading the former one
-  gpu::allocator.store(memory.allocate ? new TemporaryMemory(memory) : nullptr,
-                       std::memory_order_release);
+  const std::lock_guard lock(gpu::allocator_mutex);
+  gpu::allocator = memory;
 }
 
 }  // namespace fp8amp
