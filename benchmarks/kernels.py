@@ -3,7 +3,7 @@
 
     kernels.py                 prints the table, from nvcc, ptxas and nvdisasm; no GPU
     kernels.py --write         also writes benchmarks/gpu/kernels.md and kernels.json
-    kernels.py --check         exit 1 where instructions and not memory bind a cast or Adam; 77 without the tools
+    kernels.py --check         exit 1 where instructions bind a kernel that is not in EXCEPTIONS; 77 without the tools
 
 nvdisasm is looked for in PATH, CUDA_HOME and torch's own triton. Time of memory: bytes / 4.3 TB/s. Time of
 instructions: what a warp issues in the main loop, over 132 processors of 4 issue slots at 1.755 GHz; or what the

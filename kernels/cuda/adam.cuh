@@ -306,10 +306,9 @@ __device__ __forceinline__ void finish_gradients(const GradBatch& b) {
   bool bad = false;
   for (int t = static_cast<int>(threadIdx.x); t < b.count; t += kThreads) {
     const GradTensor& x = b.tensors[t];
-    const float amax =
-        fabsf(__uint_as_float(__ldcg(b.maxima + t)) * (x.scale_inv ? *x.scale_inv : 1.0f));
-    x.amax[3] = amax;
-    bad = bad || !gradient_is_finite(amax, b.grad_scale);
+    const float amax = __uint_as_float(__ldcg(b.maxima + t)) * (x.scale_inv ? *x.scale_inv : 1.0f);
+    x.amax[3] = fabsf(amax);
+    bad = bad || !gradient_is_finite(x.amax[3], b.grad_scale);
   }
   const int any = __syncthreads_or(bad);
   if (threadIdx.x == 0 && (b.first || any)) *b.found_inf = any ? 1.0f : 0.0f;

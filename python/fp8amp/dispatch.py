@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from . import _ops
 from .policies import E4M3, E5M2, FORMAT_MAX, Overflow, ScaleRounding, scale_rule
-from .scaled_tensor import ScaledTensor, note_capture, plain_operand
+from .scaled_tensor import ScaledTensor, note_stream, own_payload, plain_operand
 
 aten = torch.ops.aten
 _Handler = Callable[..., Any]
@@ -74,10 +74,9 @@ def _generic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 # ---- writing ------------------------------------------------
 def _written(t: ScaledTensor) -> ScaledTensor:
-    owner = t if t._owner is None else t._owner
-    _ops.mark_written([owner._payload])  # ops below autograd bump nothing by themselves
-    if owner._role == "weight" and not torch.compiler.is_compiling():
-        note_capture(owner)
+    _ops.mark_written([own_payload(t)])  # ops below autograd bump nothing by themselves
+    if t._role == "weight" and not torch.compiler.is_compiling():
+        note_stream(t, _ops.current_stream(t.device))
     return t
 
 

@@ -348,12 +348,15 @@ def dense(x: Tensor) -> Tensor:
     return x.dequantize(torch.float32) if isinstance(x, ScaledTensor) else x
 
 
+def own_payload(x: ScaledTensor) -> Tensor:
+    """The payload of x, or of the tensor that x is a view of."""
+    return x._payload if x._owner is None else x._owner._payload
+
+
 def version(x: Tensor) -> int:
     """Counts the writes to x, its views and its `.data` alike; -1 where nobody counts them all: for an inference
     tensor, and for memory that other processes write to."""
-    owner = x
-    if isinstance(x, ScaledTensor):
-        owner = x._payload if x._owner is None else x._owner._payload
+    owner = own_payload(x) if isinstance(x, ScaledTensor) else x
     uncounted = owner.is_inference() or (owner.device.type == "cpu" and owner.untyped_storage().is_shared())
     return -1 if uncounted else owner._version
 
@@ -364,19 +367,17 @@ def versions(x: Tensor) -> tuple[int, int]:
     return version(x), version(x._scale_inv) if isinstance(x, ScaledTensor) else 0
 
 
-def note_capture(x: ScaledTensor) -> int:
-    """Remembers that x, or an alias of it, was used or written inside the capture of a CUDA graph. Returns
-    `_ops.current_stream`."""
-    stream = _ops.current_stream(x.device)
+def note_stream(x: ScaledTensor, stream: int) -> None:
+    """Remembers that x was used or written inside the capture of a CUDA graph, if `stream` (`_ops.current_stream`)
+    captures: in the payload, which all aliases of x share."""
     if stream == _ops.CAPTURING:
-        payload: Any = x._payload if x._owner is None else x._owner._payload
+        payload: Any = own_payload(x)
         payload._fp8amp_in_graph = True
-    return stream
 
 
 def in_graph(x: ScaledTensor) -> bool:
     """Whether a replay may write x, of which no version counter tells."""
-    return hasattr(x._payload, "_fp8amp_in_graph")
+    return hasattr(own_payload(x), "_fp8amp_in_graph")
 
 
 torch.serialization.add_safe_globals([_rebuild, ScaledTensor])

@@ -330,7 +330,7 @@ void gemm(const GemmArgs& g) {
   Context& context = Context::current(stream);
   warn_once_without_fp8(context.compute_capability());
   const Route route = choose(g, context);
-  const Lease lease = gpu::lease(stream);
+  const Lease lease(stream);
   lease.workspace(context.workspace_bytes());  // refused, if it is, before anything is enqueued
   if (route.direct) return run_direct(context, lease, g);
   run_finish(context, lease, g, route);

@@ -112,31 +112,20 @@ StreamMemory& memory_of(cudaStream_t stream) {
 
 std::mutex allocator_mutex;
 TemporaryMemory allocator;
-TemporaryMemory current_allocator() {
-  const std::lock_guard lock(allocator_mutex);
-  return allocator;
+
+TemporaryBlock temporary_block(cudaStream_t stream, std::size_t bytes) {
+  TemporaryMemory from;
+  {
+    const std::lock_guard lock(allocator_mutex);
+    from = allocator;
+  }
+  if (!from.allocate) return {};
+  void* owner = nullptr;
+  void* const data = from.allocate(bytes, current_device(), stream, &owner);
+  return {{data, {from.release, owner}}, bytes};
 }
 
 }  // namespace
-
-TemporaryBlock::TemporaryBlock(cudaStream_t stream, std::size_t bytes) {
-  const TemporaryMemory from = current_allocator();
-  if (!from.allocate) return;
-  release_ = from.release;
-  data_ = from.allocate(bytes, current_device(), stream, &owner_);
-  bytes_ = data_ ? bytes : 0;
-}
-TemporaryBlock::TemporaryBlock(TemporaryBlock&& other) noexcept { *this = std::move(other); }
-TemporaryBlock& TemporaryBlock::operator=(TemporaryBlock&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(owner_, other.owner_);
-  std::swap(release_, other.release_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-TemporaryBlock::~TemporaryBlock() {
-  if (data_) release_(owner_);
-}
 
 Lease::Lease(cudaStream_t stream) : stream_(stream) {}
 
@@ -148,15 +137,13 @@ StreamMemory& Lease::own() const {
   return *own_;
 }
 std::byte* Lease::scratch(std::size_t bytes) const {
-  scratch_ = TemporaryBlock(stream_, bytes);
-  return scratch_.data() ? scratch_.data() : own().scratch(bytes);
+  scratch_ = temporary_block(stream_, bytes);
+  return scratch_.data ? static_cast<std::byte*>(scratch_.data.get()) : own().scratch(bytes);
 }
 std::byte* Lease::workspace(std::size_t bytes) const {
-  if (workspace_.bytes() < bytes) workspace_ = TemporaryBlock(stream_, bytes);
-  return workspace_.data() ? workspace_.data() : own().workspace(bytes);
+  if (workspace_.bytes < bytes) workspace_ = temporary_block(stream_, bytes);
+  return workspace_.data ? static_cast<std::byte*>(workspace_.data.get()) : own().workspace(bytes);
 }
-
-Lease lease(cudaStream_t stream) { return Lease(stream); }
 
 void refuse_in_capture(const std::string& what) {
   throw Error(what +

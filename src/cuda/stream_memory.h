@@ -12,6 +12,7 @@
 // a captured graph may use is never freed.
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -22,25 +23,18 @@ namespace fp8amp::gpu {
 class StreamMemory;
 
 // Memory of set_temporary_memory's allocator.
-class TemporaryBlock {
- public:
-  TemporaryBlock() = default;
-  TemporaryBlock(cudaStream_t stream, std::size_t bytes);  // null where the allocator has none
-  TemporaryBlock(TemporaryBlock&& other) noexcept;
-  TemporaryBlock& operator=(TemporaryBlock&& other) noexcept;
-  ~TemporaryBlock();
-
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  void *data_ = nullptr, *owner_ = nullptr;
-  void (*release_)(void*) = nullptr;
-  std::size_t bytes_ = 0;
+struct TemporaryBlock {
+  struct Release {
+    void (*function)(void*);
+    void* owner;
+    void operator()(void*) const { function(owner); }
+  };
+  std::unique_ptr<void, Release> data;  // null where the allocator has none
+  std::size_t bytes = 0;
 };
 
-// A stream's memory until everything that uses it is enqueued. Exclusive where it is of this file:
-// host threads that share a stream take turns.
+// Memory of a stream of the current device until everything that uses it is enqueued. Exclusive
+// where it is of this file: host threads that share a stream take turns.
 class Lease {
  public:
   explicit Lease(cudaStream_t stream);
@@ -58,9 +52,6 @@ class Lease {
   mutable StreamMemory* own_ = nullptr;
   mutable std::unique_lock<std::mutex> lock_;
 };
-
-// The memory of a stream of the current device.
-Lease lease(cudaStream_t stream);
 
 [[noreturn]] void refuse_in_capture(const std::string& what);
 

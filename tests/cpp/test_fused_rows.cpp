@@ -135,14 +135,20 @@ TEST_P(FusedRows, LargestResults) {
         }
 }
 
-// What fused_row_amax knows of a result before it is computed.
+// What fused_row_amax knows of a result before it is computed, and where that comes from.
 TEST(Fused, BoundsOfResults) {
   const auto check = [](float x) {
     for (GeluForm form : {GeluForm::kErf, GeluForm::kTanh}) {
       ASSERT_LE(gelu(x, form), std::max(x, 0.0f)) << x;
       ASSERT_GT(gelu(x, form), -0.25f) << x;
       ASSERT_LE(std::abs(gelu_derivative(x, form)), 1.25f) << x;
+      ASSERT_LE(std::abs(gelu(x, form)), gelu_bound(x)) << x;
+      ASSERT_LE(std::abs(gelu_derivative(x, form)), gelu_gradient_bound(-1.0f, x)) << x;
     }
+    ASSERT_LE(std::abs(swiglu(x, -1.0f)), swiglu_bound(x, -1.0f)) << x;
+    ASSERT_LE(std::abs(swiglu_gate_gradient(-1.0f, x, 1.0f)),
+              swiglu_gate_gradient_bound(-1.0f, x, 1.0f))
+        << x;
     ASSERT_LE(std::abs(silu(x)), std::abs(x)) << x;
     ASSERT_LE(std::abs(silu_derivative(x)), 1.25f) << x;
   };

@@ -88,7 +88,7 @@ TEST(GemmPlans, TuningTakesTheFastestAndLeavesTheOutput) {
   GemmRun run(c);
   const kernels::GemmArgs g = run.args();
   Context& context = Context::current(nullptr);
-  const Lease lease = gpu::lease(nullptr);
+  const Lease lease(nullptr);
   lease.workspace(context.workspace_bytes());
   MatmulProblem p;
   p.m = p.n = p.k = 16;
@@ -122,7 +122,7 @@ TEST(GemmStreams, ShareNoMemory) {
   const Stream first, second;
   std::set<void*> memory;
   for (cudaStream_t stream : {cudaStream_t(first), cudaStream_t(second), cudaStream_t(nullptr)}) {
-    const Lease lease = gpu::lease(stream);
+    const Lease lease(stream);
     memory.insert(lease.workspace(100));
     memory.insert(lease.scratch(100));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(lease.workspace(100)) % 256, 0u);
@@ -154,7 +154,7 @@ TEST(GemmStreams, MayBeSharedByThreads) {
 TEST(GemmStreams, ScratchGrowsAndIsFreed) {
   const FakeGpu gpu(90);
   const std::int64_t before = fake_cuda::counters().allocations;
-  for (std::size_t bytes : {100u, 5u << 20, 1000u, 9u << 20}) gpu::lease(nullptr).scratch(bytes);
+  for (std::size_t bytes : {100u, 5u << 20, 1000u, 9u << 20}) Lease(nullptr).scratch(bytes);
   EXPECT_EQ(fake_cuda::counters().allocations - before, 3);
   EXPECT_EQ(fake_cuda::counters().frees, 2);
 }
@@ -168,6 +168,16 @@ struct Graph {
   }
 };
 
+// Captures the product into `graph`; its error, if there is one.
+std::string capture(cudaStream_t stream, const kernels::GemmArgs& args, Graph& graph) {
+  FP8AMP_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  EXPECT_TRUE(fp8amp::is_capturing(stream));
+  const std::string error = error_of(args);
+  FP8AMP_CUDA_CHECK(cudaStreamEndCapture(stream, &graph.graph));
+  EXPECT_FALSE(fp8amp::is_capturing(stream));
+  return error;
+}
+
 TEST(GemmCapture, WorksOnAWarmStreamAndIsRefusedOnAColdOne) {
   const FakeGpu gpu(90);
   const Stream stream;
@@ -175,28 +185,22 @@ TEST(GemmCapture, WorksOnAWarmStreamAndIsRefusedOnAColdOne) {
   c.n = 33;  // scratch memory
   GemmRun run(c);
   const kernels::GemmArgs g = run.args(stream);
-  const auto capture = [&](const kernels::GemmArgs& args, Graph& graph) {
-    FP8AMP_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const std::string error = error_of(args);
-    FP8AMP_CUDA_CHECK(cudaStreamEndCapture(stream, &graph.graph));
-    return error;
-  };
   Graph cold, warm, larger;
-  const std::string error = capture(g, cold);
+  const std::string error = capture(stream, g, cold);
   EXPECT_NE(error.find("inside a stream capture: run the same step once"), std::string::npos);
   kernels::cuda::gemm(g);
   run.restore();
-  EXPECT_EQ(capture(g, warm), "");
+  EXPECT_EQ(capture(stream, g, warm), "");
   FP8AMP_CUDA_CHECK(cudaGraphInstantiate(&warm.executable, warm.graph, 0));
 
   GemmCase big = c;
   big.m = 2000;
   big.n = 513;
   GemmRun big_run(big);
-  EXPECT_NE(capture(big_run.args(stream), larger).find("bytes of scratch memory"),
+  EXPECT_NE(capture(stream, big_run.args(stream), larger).find("bytes of scratch memory"),
             std::string::npos);
   const std::int64_t frees = fake_cuda::counters().frees;
-  gpu::lease(stream).scratch(40 << 20);           // outside: grows
+  Lease(stream).scratch(40 << 20);                // outside: grows
   EXPECT_EQ(fake_cuda::counters().frees, frees);  // the graph's memory stays
   FP8AMP_CUDA_CHECK(cudaGraphLaunch(warm.executable, stream));
   EXPECT_EQ(run.differences(g), 0);
@@ -246,11 +250,7 @@ TEST(TemporaryMemory, IsTheCallersForOneOperation) {
     CountingAllocator::kept.clear();
     Graph graph;
     gpu::Context::current(nullptr);  // the handle of cuBLASLt cannot be made in a capture
-    FP8AMP_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    EXPECT_TRUE(is_capturing(stream));
-    EXPECT_EQ(error_of(run.args(stream)), "");  // on a stream that never ran one
-    FP8AMP_CUDA_CHECK(cudaStreamEndCapture(stream, &graph.graph));
-    EXPECT_FALSE(is_capturing(stream));
+    EXPECT_EQ(capture(stream, run.args(stream), graph), "");  // on a stream that never ran one
     EXPECT_EQ(CountingAllocator::served, 2);
     EXPECT_EQ(CountingAllocator::kept.size(), 2u);
     FP8AMP_CUDA_CHECK(cudaGraphInstantiate(&graph.executable, graph.graph, 0));

@@ -129,7 +129,8 @@ FAULTS = (
     Fault(UPDATE, "s.p_scale, kUsual ? usual : b.p_rounding, words, {{Draw::kSecond||Draw::kFirst}}}", *ADAM),
     Fault(UPDATE, "random(b.p_rounding, plan.key, {{Draw::kSecond||Draw::kFirst}})", *ADAM),
     Fault(VECTORS, "draw == numerics::Draw::kSecond ? {{numerics::second_word(w)||w}} : w", *ADAM),
-    Fault(TOTAL, "scaled < numerics::kMinScale ? {{numerics::kMinScale||scaled}} : scaled;", *NORM),
+    Fault(TOTAL, "{{numerics::multiplied_scale_inv(*x.scale_inv, factor)||*x.scale_inv * factor}};", *NORM),
+    Fault(UPDATE, "x.amax[3] = {{fabsf(amax)||amax}};", *ADAM),
     # ---- GEMM
     Fault(PADDED, "const int64_t count = {{r < p.rows||true}} ? p.k - k : 0;", *PAD, sanitize=True),
     Fault(PADDED, "{{__syncthreads();||;}}\n    const int r = ", *PAD),

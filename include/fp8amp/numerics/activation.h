@@ -165,5 +165,26 @@ FP8AMP_HD F swiglu_gate_gradient(F dy, F gate, F up) {
   return dy * up * silu_derivative(gate);
 }
 
+// ---- what |result| does not exceed, in a few operations; Inf or NaN wherever the result may be
+// NaN
+//
+// -0.17 < gelu(x) <= max(x, 0), -0.13 < gelu'(x) < 1.13, |silu(x)| <= |x|, -0.1 < silu'(x) < 1.1.
+template <class F>
+FP8AMP_HD F gelu_bound(F x) {
+  return x < 0.25f ? x * 0.0f + 0.25f : x;
+}
+template <class F>
+FP8AMP_HD F gelu_gradient_bound(F dy, F x) {
+  return absolute(dy) * 1.25f + x * 0.0f;
+}
+template <class F>
+FP8AMP_HD F swiglu_bound(F gate, F up) {
+  return absolute(gate * up);
+}
+template <class F>
+FP8AMP_HD F swiglu_gate_gradient_bound(F dy, F gate, F up) {
+  return absolute(dy * up) * 1.25f + gate * 0.0f;
+}
+
 }  // namespace numerics
 }  // namespace fp8amp

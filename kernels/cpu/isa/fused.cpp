@@ -124,8 +124,7 @@ void norm_row(const FusedRow& l) {
 // ---- the largest magnitude of a row's results
 //
 // An element's bound costs a few operations and its result dozens: where no bound of a piece of the
-// row is above what was seen, its results are not computed. A bound is Inf or NaN where the result
-// may be NaN.
+// row is above what was seen, its results are not computed.
 constexpr std::int64_t kPiece = 128;
 
 inline F32 raised(F32 most, F32 x) { return floats(max_bits(bits(most), magnitude(x))); }
@@ -152,11 +151,10 @@ inline std::uint32_t largest_magnitude(std::int64_t first, std::int64_t last,
 template <class Bound, class Result>
 std::uint32_t largest_result(std::int64_t n, std::uint32_t seen, const Bound& bound,
                              const Result& result) {
-  constexpr std::uint32_t kInf = 0x7f800000;
   for (std::int64_t first = 0; first < n; first += kPiece) {
     const std::int64_t last = n - first < kPiece ? n : first + kPiece;
     const std::uint32_t most = largest_magnitude(first, last, bound);
-    if (most <= seen && most < kInf) continue;
+    if (most <= seen && most < kInfBits) continue;
     const std::uint32_t found = largest_magnitude(first, last, result);
     seen = found > seen ? found : seen;
   }
@@ -166,11 +164,7 @@ std::uint32_t largest_result(std::int64_t n, std::uint32_t seen, const Bound& bo
 template <GeluForm kForm>
 std::uint32_t gelu_amax(const FusedRow& l, std::uint32_t seen) {
   return largest_result(
-      l.n, seen,
-      [&]<class F>(F, std::int64_t i) {  // -0.17 < gelu(x) <= max(x, 0)
-        const F x = load<F>(l.x + i);
-        return x < 0.25f ? x * 0.0f + 0.25f : x;
-      },
+      l.n, seen, [&]<class F>(F, std::int64_t i) { return gelu_bound(load<F>(l.x + i)); },
       [&]<class F>(F, std::int64_t i) { return gelu(load<F>(l.x + i), kForm); });
 }
 
@@ -178,8 +172,8 @@ template <GeluForm kForm>
 std::uint32_t gelu_backward_amax(const FusedRow& l, std::uint32_t seen) {
   return largest_result(
       l.n, seen,
-      [&]<class F>(F, std::int64_t i) {  // -0.13 < gelu'(x) < 1.13
-        return absolute(load<F>(l.dy + i)) * 1.25f + load<F>(l.x + i) * 0.0f;
+      [&]<class F>(F, std::int64_t i) {
+        return gelu_gradient_bound(load<F>(l.dy + i), load<F>(l.x + i));
       },
       [&]<class F>(F, std::int64_t i) {
         return load<F>(l.dy + i) * gelu_derivative(load<F>(l.x + i), kForm);
@@ -189,7 +183,8 @@ std::uint32_t gelu_backward_amax(const FusedRow& l, std::uint32_t seen) {
 std::uint32_t swiglu_amax(const FusedRow& l, std::uint32_t seen) {
   const float* up = l.x + l.n;
   return largest_result(
-      l.n, seen, [&]<class F>(F, std::int64_t i) { return load<F>(l.x + i) * load<F>(up + i); },
+      l.n, seen,
+      [&]<class F>(F, std::int64_t i) { return swiglu_bound(load<F>(l.x + i), load<F>(up + i)); },
       [&]<class F>(F, std::int64_t i) { return swiglu(load<F>(l.x + i), load<F>(up + i)); });
 }
 
@@ -197,14 +192,15 @@ std::uint32_t swiglu_backward_amax(const FusedRow& l, std::uint32_t seen) {
   const float* up = l.x + l.n;
   seen = largest_result(
       l.n, seen,
-      [&]<class F>(F, std::int64_t i) {  // -0.1 < silu'(x) < 1.1
-        return absolute(load<F>(l.dy + i) * load<F>(up + i)) * 1.25f + load<F>(l.x + i) * 0.0f;
+      [&]<class F>(F, std::int64_t i) {
+        return swiglu_gate_gradient_bound(load<F>(l.dy + i), load<F>(l.x + i), load<F>(up + i));
       },
       [&]<class F>(F, std::int64_t i) {
         return swiglu_gate_gradient(load<F>(l.dy + i), load<F>(l.x + i), load<F>(up + i));
       });
   return largest_result(
-      l.n, seen, [&]<class F>(F, std::int64_t i) { return load<F>(l.dy + i) * load<F>(l.x + i); },
+      l.n, seen,
+      [&]<class F>(F, std::int64_t i) { return swiglu_bound(load<F>(l.x + i), load<F>(l.dy + i)); },
       [&]<class F>(F, std::int64_t i) { return load<F>(l.dy + i) * silu(load<F>(l.x + i)); });
 }
 

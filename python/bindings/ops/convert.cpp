@@ -98,30 +98,30 @@ ScaledTensor write_scaled(const char* op, const char* argument, const TorchTenso
           write(op, (std::string(argument) + "_scale_inv").c_str(), scale_inv)};
 }
 
-TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const TorchTensor& like) {
-  std::vector<int64_t> strides(shape.size());
-  int64_t stride = 1;
-  for (size_t i = shape.size(); i-- > 0; stride *= std::max<int64_t>(shape[i], 1))
-    strides[i] = stride;
-  int32_t device_type = aoti_torch_device_type_cpu(), device_index = 0;
-  if (like.is_cuda())
-    device_type = aoti_torch_device_type_cuda(), device_index = like.get_device_index();
-  // The stable ABI numbers dtypes as the running torch does; float8 numbers are fixed since 2.1.
+namespace {
+// The stable ABI numbers dtypes as the running torch does; float8 numbers are fixed since 2.1.
+TorchTensor allocate(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides,
+                     ScalarType type, int32_t device_type, int32_t device_index) {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
                                                   strides.data(), static_cast<int32_t>(type),
                                                   device_type, device_index, &handle));
   return TorchTensor(handle);
 }
+}  // namespace
+
+TorchTensor empty(const std::vector<int64_t>& shape, ScalarType type, const TorchTensor& like) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0; stride *= std::max<int64_t>(shape[i], 1))
+    strides[i] = stride;
+  if (like.is_cuda())
+    return allocate(shape, strides, type, aoti_torch_device_type_cuda(), like.get_device_index());
+  return allocate(shape, strides, type, aoti_torch_device_type_cpu(), 0);
+}
 
 TorchTensor empty_bytes(std::size_t bytes, int device_index) {
-  const auto size = static_cast<int64_t>(bytes);
-  const int64_t stride = 1;
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride,
-                                                  static_cast<int32_t>(ScalarType::Byte),
-                                                  torch_gpu(), device_index, &handle));
-  return TorchTensor(handle);
+  return allocate({static_cast<int64_t>(bytes)}, {1}, ScalarType::Byte, torch_gpu(), device_index);
 }
 
 TorchTensor empty_scalar(const TorchTensor& like) { return empty({}, ScalarType::Float, like); }

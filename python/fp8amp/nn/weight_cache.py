@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from .. import _ops
 from ..policies import E4M3, Overflow
 from ..recipe import Operand, Recipe
-from ..scaled_tensor import ScaledTensor, in_graph, note_capture, plain_operand, versions
+from ..scaled_tensor import ScaledTensor, in_graph, note_stream, plain_operand, versions
 
 _T = TypeVar("_T")
 
@@ -37,7 +38,8 @@ def cached_weight(weight: Tensor, recipe: Recipe, make: Callable[[], _T], enough
     """make(), kept for as long as neither the weight nor the recipe nor the stream changes, and it is `enough`."""
     if not isinstance(weight, ScaledTensor) or torch.compiler.is_compiling():
         return make()
-    stream = note_capture(weight)
+    stream = _ops.current_stream(weight.device)
+    note_stream(weight, stream)
     if in_graph(weight):
         weight._fp8_copy = None
         return make()
@@ -73,10 +75,10 @@ def fp8_weight(weight: Tensor, recipe: Recipe, transposed: bool = False) -> Oper
     )
 
 
-def drop_fp8_weight(weight: Tensor) -> None:
-    """Free the copy, if there is one: the weight has been written."""
+def drop_fp8_weight(weight: Tensor, stream: int) -> None:
+    """Free the copy, if there is one: the weight has been written on `stream` (`_ops.current_stream`)."""
     if isinstance(weight, ScaledTensor):
-        note_capture(weight)
+        note_stream(weight, stream)
         weight._fp8_copy = None
 
 

@@ -170,9 +170,10 @@ class Adam(Optimizer):
             for device in dict.fromkeys(entry.parameter.device for entry in members):
                 local = [entry for entry in members if entry.parameter.device == device]
                 self._update(group, local, found_inf[device], ones[device])
+        streams = {device: _ops.current_stream(device) for device in devices}
         for entry in entries:
             self._remember(entry)
-            drop_fp8_weight(entry.parameter)
+            drop_fp8_weight(entry.parameter, streams[entry.parameter.device])
         return loss
 
     def _entries(self) -> list[tuple[dict[str, Any], list[_Entry]]]:
