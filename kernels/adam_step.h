@@ -51,6 +51,12 @@ FP8AMP_HD StorageScale next_weight_storage_scale(DType type, const float* scale_
                            : StorageScale{scale, inverse_scale(scale)};
 }
 
+// The maximum of the dequantised gradient from that of its stored values. The scale may be negative
+// (a gradient multiplied by a negative number), or null for a gradient that has none.
+FP8AMP_HD float gradient_amax(float stored, const float* scale_inv) {
+  return std::fabs(stored * (scale_inv ? *scale_inv : 1.0f));
+}
+
 // `amax` is the maximum of the dequantised gradient, before `grad_scale` (null: 1). Where this is
 // false for any tensor, the step of every one is skipped.
 FP8AMP_HD bool gradient_is_finite(float amax, const float* grad_scale) {

@@ -69,8 +69,7 @@ void grad_amax(const AdamArgs& args, float* found_inf) {
   bool finite = true;
   for (std::size_t i = 0; i < maxima.size(); ++i) {
     const AdamTensor& x = args.tensors[i];
-    const float amax = numerics::bits_float(maxima[i].get());
-    x.amax[3] = x.g_scale_inv ? std::fabs(amax * *x.g_scale_inv) : amax;
+    x.amax[3] = gradient_amax(numerics::bits_float(maxima[i].get()), x.g_scale_inv);
     finite = finite && gradient_is_finite(x.amax[3], args.grad_scale);
   }
   *found_inf = finite ? 0.0f : 1.0f;

@@ -30,7 +30,7 @@ struct SumReader {
   }
   __device__ __forceinline__ Vector vector(std::int64_t i) const {
     const Vector x = load_vector<X>(p.x.x, i);
-    Vector sum = load_vector<kSum>(p.sum, i);
+    Vector sum = load_vector<kSum, false>(p.sum, i);
 #pragma unroll
     for (int k = 0; k < kVector; ++k) sum.v[k] = add(sum.v[k], x.v[k]);
     return sum;

@@ -306,8 +306,7 @@ __device__ __forceinline__ void finish_gradients(const GradBatch& b) {
   bool bad = false;
   for (int t = static_cast<int>(threadIdx.x); t < b.count; t += kThreads) {
     const GradTensor& x = b.tensors[t];
-    const float amax = __uint_as_float(__ldcg(b.maxima + t)) * (x.scale_inv ? *x.scale_inv : 1.0f);
-    x.amax[3] = fabsf(amax);
+    x.amax[3] = gradient_amax(__uint_as_float(__ldcg(b.maxima + t)), x.scale_inv);
     bad = bad || !gradient_is_finite(x.amax[3], b.grad_scale);
   }
   const int any = __syncthreads_or(bad);

@@ -83,15 +83,15 @@ __device__ __forceinline__ void codes_to_floats(std::uint32_t word, float* v) {
   }
 }
 
-// Vector `i` of x, which is 16-byte aligned.
-template <DType T>
+// Vector `i` of x, which is 16-byte aligned. kReadOnly: nothing writes x while the kernel runs.
+template <DType T, bool kReadOnly = true>
 __device__ __forceinline__ Vector load_vector(const void* x, std::int64_t i) {
   constexpr int kWords = kVector * static_cast<int>(size_in_bytes(T)) / 16;  // of 16 bytes
   const uint4* p = static_cast<const uint4*>(x) + i * kWords;
   Vector r;
 #pragma unroll
   for (int k = 0; k < kWords; ++k) {
-    const uint4 q = __ldg(p + k);
+    const uint4 q = kReadOnly ? __ldg(p + k) : p[k];
     const std::uint32_t w[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

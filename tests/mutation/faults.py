@@ -130,7 +130,7 @@ FAULTS = (
     Fault(UPDATE, "random(b.p_rounding, plan.key, {{Draw::kSecond||Draw::kFirst}})", *ADAM),
     Fault(VECTORS, "draw == numerics::Draw::kSecond ? {{numerics::second_word(w)||w}} : w", *ADAM),
     Fault(TOTAL, "{{numerics::multiplied_scale_inv(*x.scale_inv, factor)||*x.scale_inv * factor}};", *NORM),
-    Fault(UPDATE, "x.amax[3] = {{fabsf(amax)||amax}};", *ADAM),
+    Fault(UPDATE, "gradient_amax(__uint_as_float(__ldcg(b.maxima + t)), {{x.scale_inv||nullptr}})", *ADAM),
     # ---- GEMM
     Fault(PADDED, "const int64_t count = {{r < p.rows||true}} ? p.k - k : 0;", *PAD, sanitize=True),
     Fault(PADDED, "{{__syncthreads();||;}}\n    const int r = ", *PAD),
