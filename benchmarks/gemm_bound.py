@@ -55,7 +55,7 @@ def gemm_operations() -> float:
 
 def profiled(step: Callable[[], float]) -> tuple[float, float]:
     """(seconds of a step, seconds of it in FP8 GEMMs)."""
-    with profile(activities=[ProfilerActivity.CPU]) as record:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as record:
         whole = seconds(step)
     return whole, sum(event.self_cpu_time_total for event in record.key_averages() if event.key == GEMM) * 1e-6
 

@@ -183,7 +183,7 @@ def linear(device: torch.device, small: bool) -> Iterator[Row]:
         def run(layer: nn.Module, x: Tensor = x, dy: Tensor = dy) -> None:
             x.grad = None
             layer.zero_grad()
-            drop_fp8_weight(layer.weight)  # cast in every step
+            drop_fp8_weight(layer.weight, _ops.current_stream(device))  # cast in every step
             layer(x).backward(dy)
 
         layers = [nn.Linear(n_in, n_out, bias=False, device=device, dtype=torch.bfloat16)]

@@ -6,5 +6,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 source "$root/.ci/setup.sh"
 
 fp8amp_setup
+if [[ -e $root/out/quickstart && " $* " != *" --resume "* ]]; then
+  say "out/quickstart of before is replaced (--resume goes on with it)"
+fi
 say "training the tiny GPT at O2"
 exec python "$root/examples/gpt/train.py" --size tiny --precision O2 --out "$root/out/quickstart" --overwrite "$@"

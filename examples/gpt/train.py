@@ -151,6 +151,8 @@ def train(
         if summary.exists() and trainer.step_number >= a.steps:
             return dict(json.loads(summary.read_text()))
         summary.unlink(missing_ok=True)
+    elif a.resume:
+        print(f"nothing to resume in {a.out}: starting at step 0", flush=True)
     return finish(trainer, trainer.run())
 
 

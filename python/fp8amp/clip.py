@@ -46,7 +46,7 @@ def clip_grad_norm_(
         if grad.layout is not torch.strided:
             raise RuntimeError(f"clip_grad_norm_: sparse gradients are not supported, got layout {grad.layout}")
     if not grads:
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32)
     total = _norm(grads) if norm_type == 2.0 else torch.nn.utils.get_total_norm(grads, norm_type, False, foreach)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(f"clip_grad_norm_: the total norm of order {norm_type} is {float(total)}")
@@ -54,21 +54,20 @@ def clip_grad_norm_(
     factor = torch.where(torch.isfinite(total), factor, torch.ones_like(factor))
     for device in dict.fromkeys(grad.device for grad in grads):
         local, here = [grad for grad in grads if grad.device == device], factor.to(device)
-        plain = [grad for grad in local if not isinstance(grad, ScaledTensor)]
-        if plain:
-            torch._foreach_mul_(plain, here)
-        for grad in local:
-            if isinstance(grad, ScaledTensor):
-                grad.mul_(here)
+        for scaled in (False, True):  # one launch each
+            if grads_of_kind := [grad for grad in local if isinstance(grad, ScaledTensor) is scaled]:
+                torch._foreach_mul_(grads_of_kind, here)
     return total
 
 
 def _norm(grads: list[Tensor]) -> Tensor:
     norms = []
     for device in dict.fromkeys(grad.device for grad in grads):
-        numbers, scales, one = [], [], torch.ones((), device=device)
+        numbers, scales, one = [], [], torch.ones((), dtype=torch.float32, device=device)
         for grad in grads:
             if grad.device == device:
+                if grad.is_complex():
+                    grad = torch.view_as_real(grad)
                 stored, scale_inv = plain_operand(grad)
                 numbers.append(stored)
                 scales.append(one if scale_inv is None else scale_inv)

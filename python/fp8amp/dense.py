@@ -26,7 +26,8 @@ def to_dense(model: _Model) -> _Model:
     Keep an average of weights (EMA, SWA) in such a copy: clone() of a converted weight is FP16 too and cannot take
     steps below 2^-11 of its value, so that an average in it would stand still.
 
-    A fp8amp.nn.Conv1D that was not made from a transformers layer keeps its class and computes in full precision.
+    A layer of another class - your own child of fp8amp.nn.Linear, a parametrized one, a fp8amp.nn.Conv1D that was not
+    made from a transformers layer - keeps it, with its forward, and computes in full precision.
 
     Raises TypeError if model is no nn.Module.
     """
@@ -52,12 +53,14 @@ def _make_stock(module: nn.Module) -> None:
     for name in ("x_history", "gradient_history"):
         module._buffers.pop(name, None)
         module._non_persistent_buffers_set.discard(name)
-    if type(module) is Conv1D:
-        module.adopt(gemm="none", gradient_format=None)
+    kind = type(module)
+    from_transformers = kind.__module__ == Conv1D.__module__ and kind is not Conv1D
+    if kind is not Linear and not from_transformers:
+        module.adopt(gemm="none", gradient_format=None)  # type: ignore[operator]
         return
     for name in _FP8_ATTRIBUTES:
         module.__dict__.pop(name, None)
     weight: Tensor = module.weight  # type: ignore[assignment]
     if "fp8amp_managed" in weight.__dict__:
         del weight.__dict__["fp8amp_managed"]
-    module.__class__ = nn.Linear if isinstance(module, Linear) else type(module).__mro__[-3]
+    module.__class__ = nn.Linear if kind is Linear else kind.__mro__[-3]

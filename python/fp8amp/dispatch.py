@@ -8,6 +8,7 @@ says is written. Views are found from the schema too (an alias that is not writt
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,8 +69,27 @@ def _generic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(
         *[plain(n, v) for n, v in zip(names, args, strict=False)], **{k: plain(k, v) for k, v in kwargs.items()}
     )
+    if any(t._role == "weight" for t, _ in written):
+        _warn_once_of_rounding(func)
     back = {id(values): assign(t, values) for t, values in written}
     return tree_map_only(Tensor, lambda out: back.get(id(out), out), result)
+
+
+_UPDATES = ("add_", "sub_", "addcdiv_", "addcmul_", "lerp_", "_fused_sgd_", "_fused_adam_", "_fused_adamw_")
+_warned: list[str] = []
+
+
+def _warn_once_of_rounding(func: Any) -> None:
+    """A stock optimizer, or an average, on a weight of few bits: it loses what is small, in silence without this."""
+    name = func._schema.name.removeprefix("aten::").removeprefix("_foreach_")
+    if name in _UPDATES and not _warned:
+        _warned.append(name)
+        warnings.warn(
+            "fp8amp: a weight that is stored in FP16 was updated in place and rounded to nearest, which loses updates "
+            "below 2^-11 of its values. The optimizer of fp8amp.initialize(model, optimizer) and those of fp8amp.optim "
+            "round stochastically; averages of weights belong in fp8amp.to_dense(model). (Said once.)",
+            stacklevel=2,
+        )
 
 
 # ---- writing ------------------------------------------------
@@ -273,24 +293,46 @@ def _zero(func: Any, t: ScaledTensor) -> ScaledTensor:
     return _written(t)
 
 
-@_rule(aten.mul_.Tensor, aten.div_.Tensor, aten.mul_.Scalar, aten.div_.Scalar)
-def _multiply(func: Any, t: Any, other: Any, **kwargs: Any) -> Any:
-    """Clipping, unscaling and averaging of gradients: only the scale moves."""
-    if not isinstance(t, ScaledTensor) or t._part or t._role == "weight" or isinstance(other, ScaledTensor) or kwargs:
-        return NotImplemented
+def _move_scales(tensors: Sequence[Tensor], other: Any, multiply: bool) -> list[Tensor]:
+    """Multiplies or divides by one number: clipping, unscaling and averaging of gradients, where only scales move.
+    Returns the tensors for which that would not do, as they were."""
+    if isinstance(other, (ScaledTensor, complex)):
+        return list(tensors)
     if isinstance(other, Tensor):
         if other.numel() != 1 or other.is_complex():
-            return NotImplemented
+            return list(tensors)
         other = other.reshape(())
-    elif isinstance(other, complex):
-        return NotImplemented
-    moved = (torch.mul if func in (aten.mul_.Tensor, aten.mul_.Scalar) else torch.div)(t._scale_inv, other)
+    left: list[Tensor] = []
+    moving: list[ScaledTensor] = []
+    for t in tensors:
+        if isinstance(t, ScaledTensor) and not t._part and t._role != "weight":
+            moving.append(t)
+        else:
+            left.append(t)
+    if not moving:
+        return left
+    moved = (torch._foreach_mul if multiply else torch._foreach_div)([t._scale_inv for t in moving], other)
+    scales: list[Tensor] = []
+    values: list[Tensor] = []
     # A factor of 0, Inf or NaN, or below 0, must not get stuck in the scale. On a GPU reading it would stall the
     # stream: there it may, and the values it stands for are right; Adam and clipping take the magnitude.
-    if not _traced(t._scale_inv) and t.device.type == "cpu" and not _TINY <= float(moved) < math.inf:
+    for t, value in zip(moving, moved, strict=True):
+        if not _traced(value) and value.device.type == "cpu" and not _TINY <= float(value) < math.inf:
+            left.append(t)
+            continue
+        scales.append(t._scale_inv)
+        values.append(value)
+        _written(t)
+    if scales:
+        torch._foreach_copy_(scales, values)
+    return left
+
+
+@_rule(aten.mul_.Tensor, aten.div_.Tensor, aten.mul_.Scalar, aten.div_.Scalar)
+def _multiply(func: Any, t: Any, other: Any, **kwargs: Any) -> Any:
+    if kwargs or _move_scales([t], other, func in (aten.mul_.Tensor, aten.mul_.Scalar)):
         return NotImplemented
-    t._scale_inv.copy_(moved)
-    return _written(t)
+    return t
 
 
 @_rule(aten.add_.Tensor)
@@ -323,7 +365,8 @@ def _foreach_norm(func: Any, tensors: Sequence[Tensor], ord: Any = 2, dtype: Any
 @_rule(aten._foreach_mul_.Scalar, aten._foreach_mul_.Tensor, aten._foreach_div_.Scalar, aten._foreach_div_.Tensor)
 def _foreach_multiply(func: Any, tensors: Sequence[Tensor], other: Any) -> None:
     multiply = func in (aten._foreach_mul_.Scalar, aten._foreach_mul_.Tensor)
-    for t in tensors:  # one at a time: the generic rule would hold dense copies of all at once
+    # one at a time: the generic rule would hold dense copies of all at once
+    for t in _move_scales(tensors, other, multiply):
         if multiply:
             t.mul_(other)
         else:
@@ -346,6 +389,6 @@ def _unscale(func: Any, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: T
     amax = [torch.empty(4, dtype=torch.float32, device=g.device) for g in packed]
     bad = _ops.grad_amax_([plain_operand(g)[0] for g in packed], [g._scale_inv for g in packed], amax)
     found_inf.copy_(torch.maximum(found_inf, bad.to(found_inf.dtype)))
+    torch._foreach_mul_([g._scale_inv for g in packed], inv_scale.reshape(()))
     for g in packed:
-        g._scale_inv.mul_(inv_scale.reshape(()))
         _written(g)

@@ -230,7 +230,7 @@ class BlockScaling(FineScaling):
     gradients, from its own amax. All operands are E4M3.
 
     On GPUs other than compute capability 9.0 with cuBLASLt 12.9 or later, and for products whose number of rows is no
-    multiple of 4, operands are decoded to bfloat16 first, with one warning.
+    multiple of 8, operands are decoded to bfloat16 first, with one warning.
 
     Args:
         margin: leaves 2^margin of head-room; -16 to 16.

@@ -139,6 +139,9 @@ class ScaledTensor(torch.Tensor):
         requires_grad = ", requires_grad=True" if self.requires_grad else ""
         return f"ScaledTensor({values}, format={self.format}, scale_inv={self._scale_inv}{requires_grad})"
 
+    def __format__(self, spec: str) -> str:
+        return format(self.detach().dequantize(), spec)
+
     # ---- tracing ----
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_payload", "_scale_inv"], (self.dtype, self._role, self._scale_rounding, self._part)

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <string>
 
+#include "fp8amp/error.h"
 #include "fp8amp/numerics/scale_layout.h"
 #include "src/cuda/context.h"
 
@@ -69,9 +70,11 @@ std::string refusal(const MatmulProblem& problem, int compute_capability,
 
 // ---- the call ----------------------------------------------------------------------------------
 
-// Enqueues the product; throws Error where refusal() is not empty, or cuBLASLt has no algorithm.
-void matmul(Context& context, const Lease& lease, const MatmulProblem& problem,
-            const MatmulPointers& pointers, cudaStream_t stream);
+// Enqueues the product; false where cuBLASLt has no algorithm. Throws Error where refusal() is not
+// empty.
+[[nodiscard]] bool matmul(Context& context, const Lease& lease, const MatmulProblem& problem,
+                          const MatmulPointers& pointers, cudaStream_t stream);
+Error no_algorithm(const Context& context, const MatmulProblem& problem);
 
 std::string describe(const MatmulProblem& problem);
 

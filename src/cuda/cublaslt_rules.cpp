@@ -23,11 +23,13 @@ struct ScaleRule {
   bool fast_accumulation;     // may be asked for
 };
 constexpr int kAnyLater = 1 << 30;
+// Block scales: the documentation asks for multiples of 4. TransformerEngine (cublaslt_gemm.cu)
+// asks for 8 where cuBLASLt's B, our a, has scales of 1x128.
 constexpr ScaleRule kScaleRules[] = {
     {ScaleGranularity::kTensor, ScaleGranularity::kTensor, 89, kAnyLater, 0, 1, true},
     {ScaleGranularity::kRow, ScaleGranularity::kRow, 90, 90, 120900, 1, true},
-    {ScaleGranularity::kBlock1x128, ScaleGranularity::kBlock1x128, 90, 90, 120900, 4, false},
-    {ScaleGranularity::kBlock1x128, ScaleGranularity::kBlock128x128, 90, 90, 120900, 4, false},
+    {ScaleGranularity::kBlock1x128, ScaleGranularity::kBlock1x128, 90, 90, 120900, 8, false},
+    {ScaleGranularity::kBlock1x128, ScaleGranularity::kBlock128x128, 90, 90, 120900, 8, false},
     {ScaleGranularity::kBlock128x128, ScaleGranularity::kBlock1x128, 90, 90, 120900, 4, false},
 };
 

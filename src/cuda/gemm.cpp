@@ -4,7 +4,8 @@
 //   direct   FP8 tensor cores write D: operands and D meet cuBLASLt's rules, copies that are padded
 //            or transposed take the place of operands that do not
 //   finish   the sums go to FP32 scratch memory, a kernel does scales, bias, accumulation and
-//            rounding: D that does not meet the rules, and operands decoded to BF16
+//            rounding: D that does not meet the rules, products for which cuBLASLt has no direct
+//            algorithm, and operands decoded to BF16
 //   BF16     both operands decoded, which is exact: E5M2 x E5M2, which no tensor core has, and GPUs
 //            without FP8 (compute capability 8.0 to 8.8)
 //
@@ -213,17 +214,26 @@ void warn_once_about_blocks(const std::string& why) {
   });
 }
 
-Route choose(const GemmArgs& g, const Context& context) {
-  const bool fp8 = gpu::supports_fp8(context.compute_capability());
+bool must_decode(const GemmArgs& g, const Context& context) {
+  return !gpu::supports_fp8(context.compute_capability()) ||
+         (g.a_type == DType::kE5M2 && g.b_type == DType::kE5M2);
+}
+
+// The route of a product that cannot be direct, for the reason `why`.
+Route choose_finish(const GemmArgs& g, const Context& context, const std::string& why) {
   Route route{};
-  route.decode = !fp8 || (g.a_type == DType::kE5M2 && g.b_type == DType::kE5M2);
-  route.direct = !route.decode && alignment(g.d) >= kMultiple && g.n % kMultiple == 0;
-  const std::string why = refuse_scales(g, context);
-  route.direct = route.direct && why.empty();
-  if (!has_blocks(g) || route.direct) return route;
-  if (fp8) warn_once_about_blocks(why.empty() ? "its output or formats do not fit" : why);
+  route.decode = must_decode(g, context);
+  if (!has_blocks(g)) return route;
+  if (gpu::supports_fp8(context.compute_capability())) warn_once_about_blocks(why);
   route.decode = route.apply_scales = true;
   return route;
+}
+
+Route choose(const GemmArgs& g, const Context& context) {
+  const std::string why = refuse_scales(g, context);
+  const bool fits = !must_decode(g, context) && alignment(g.d) >= kMultiple && g.n % kMultiple == 0;
+  if (fits && why.empty()) return {.decode = false, .apply_scales = false, .direct = true};
+  return choose_finish(g, context, why.empty() ? "its output or formats do not fit" : why);
 }
 
 void warn_once_without_fp8(int compute_capability) {
@@ -246,7 +256,8 @@ Sources sources(const GemmArgs& g) {
           {g.b, g.b_type, g.b_row, g.b_k, g.n, g.b_granularity, g.b_scale_inv}};
 }
 
-void run_direct(Context& context, const Lease& lease, const GemmArgs& g) {
+// False where cuBLASLt has no algorithm: D is as it was.
+bool run_direct(Context& context, const Lease& lease, const GemmArgs& g) {
   const int cc = context.compute_capability();
   const auto [a, b] = sources(g);
   ScratchLayout layout;
@@ -281,8 +292,9 @@ void run_direct(Context& context, const Lease& lease, const GemmArgs& g) {
   problem.has_bias = fuse_bias;
   problem.accumulate = g.accumulate;
   problem.fast_accumulation = g.fast_accumulation && !has_blocks(g);
-  matmul(context, lease, problem, pointers, static_cast<cudaStream_t>(g.stream));
+  if (!matmul(context, lease, problem, pointers, static_cast<cudaStream_t>(g.stream))) return false;
   if (g.bias && !fuse_bias) add_bias(g);
+  return true;
 }
 
 void run_finish(Context& context, const Lease& lease, const GemmArgs& g, const Route& route) {
@@ -309,7 +321,8 @@ void run_finish(Context& context, const Lease& lease, const GemmArgs& g, const R
   problem.d_type = CUDA_R_32F;
   problem.d_leading_dimension = n;
   problem.fast_accumulation = g.fast_accumulation && !route.decode;
-  matmul(context, lease, problem, pointers, static_cast<cudaStream_t>(g.stream));
+  if (!matmul(context, lease, problem, pointers, static_cast<cudaStream_t>(g.stream)))
+    throw gpu::no_algorithm(context, problem);
 
   GemmFinishArgs finish = finish_args(g);
   if (route.apply_scales) {
@@ -332,8 +345,9 @@ void gemm(const GemmArgs& g) {
   const Route route = choose(g, context);
   const Lease lease(stream);
   lease.workspace(context.workspace_bytes());  // refused, if it is, before anything is enqueued
-  if (route.direct) return run_direct(context, lease, g);
-  run_finish(context, lease, g, route);
+  if (!route.direct) return run_finish(context, lease, g, route);
+  if (run_direct(context, lease, g)) return;
+  run_finish(context, lease, g, choose_finish(g, context, "cuBLASLt has no algorithm for it"));
 }
 
 bool gemm_prefers_k_contiguous() {

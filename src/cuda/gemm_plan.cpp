@@ -122,11 +122,11 @@ MatmulPlan::MatmulPlan(Context& context, const MatmulProblem& p, const MatmulPoi
   }
   set_pointers(pointers);  // the search derives alignments from them
   cublasLtMatmulHeuristicResult_t best{};
-  find(context, 1, &best);
+  usable_ = find(context, 1, &best) == 1;
   algorithm_ = best.algo;
 }
 
-// Number of usable algorithms, at least one, best first.
+// Number of usable algorithms, best first.
 int MatmulPlan::find(Context& context, int count, cublasLtMatmulHeuristicResult_t* results) const {
   const Preference preference = make_preference(lt_, problem_, context.workspace_bytes());
   int found = 0;
@@ -137,12 +137,8 @@ int MatmulPlan::find(Context& context, int count, cublasLtMatmulHeuristicResult_
   const auto usable = [](const cublasLtMatmulHeuristicResult_t& r) {
     return r.state == CUBLAS_STATUS_SUCCESS;
   };
-  found = static_cast<int>(std::partition(results, results + found, usable) - results);
-  if (status != CUBLAS_STATUS_SUCCESS || found == 0)
-    throw Error("gemm: cuBLASLt " + version_string(lt_.GetVersion()) + " has no algorithm for " +
-                describe(problem_) + " on compute capability " +
-                version_text(context.compute_capability()));
-  return found;
+  if (status != CUBLAS_STATUS_SUCCESS) return 0;
+  return static_cast<int>(std::partition(results, results + found, usable) - results);
 }
 
 void MatmulPlan::enqueue(Context& context, const Lease& lease, const MatmulPointers& pointers,
@@ -162,18 +158,26 @@ void MatmulPlan::run(Context& context, const Lease& lease, const MatmulPointers&
   enqueue(context, lease, pointers, algorithm_, stream);
 }
 
-void matmul(Context& context, const Lease& lease, const MatmulProblem& problem,
+bool matmul(Context& context, const Lease& lease, const MatmulProblem& problem,
             const MatmulPointers& pointers, cudaStream_t stream) {
   const auto plan = context.plans().get(problem, [&] {
     const std::string why =
         refusal(problem, context.compute_capability(), context.cublaslt().GetVersion());
     if (!why.empty()) throw Error("gemm: " + why + ", in " + describe(problem));
     auto made = std::make_shared<MatmulPlan>(context, problem, pointers);
-    if (const int count = algorithms_to_time(); count > 1 && !is_capturing(stream))
+    if (const int count = algorithms_to_time();
+        made->usable() && count > 1 && !is_capturing(stream))
       made->tune(context, lease, pointers, count, stream);
     return made;
   });
-  plan->run(context, lease, pointers, stream);
+  if (plan->usable()) plan->run(context, lease, pointers, stream);
+  return plan->usable();
+}
+
+Error no_algorithm(const Context& context, const MatmulProblem& problem) {
+  return Error("gemm: cuBLASLt " + version_string(context.cublaslt().GetVersion()) +
+               " has no algorithm for " + describe(problem) + " on compute capability " +
+               version_text(context.compute_capability()));
 }
 
 std::string describe(const MatmulProblem& p) {

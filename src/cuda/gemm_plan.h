@@ -21,6 +21,8 @@ class MatmulPlan {
   // Asks cuBLASLt for its best algorithm for pointers of these alignments.
   MatmulPlan(Context& context, const MatmulProblem& problem, const MatmulPointers& pointers);
 
+  bool usable() const { return usable_; }  // there is one
+
   // Enqueues with the plan's algorithm.
   void run(Context& context, const Lease& lease, const MatmulPointers& pointers,
            cudaStream_t stream);
@@ -43,6 +45,7 @@ class MatmulPlan {
   Descriptor<cublasLtMatmulDescOpaque_t> operation_;
   Descriptor<cublasLtMatrixLayoutOpaque_t> a_, b_, d_;  // in cuBLASLt's order: a_ is our B
   cublasLtMatmulAlgo_t algorithm_{};
+  bool usable_ = false;
   std::mutex mutex_;  // operation_ holds the pointers of the call at hand
 };
 

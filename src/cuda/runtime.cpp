@@ -72,7 +72,9 @@ DeviceGuard::DeviceGuard(int device) : previous_(current_device()), changed_(dev
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (changed_) (void)cudaSetDevice(previous_);  // it was current before: this cannot fail
+  // This makes a context there if there was none: callers that mind make their device current
+  // first, as torch's ops do.
+  if (changed_) (void)cudaSetDevice(previous_);
 }
 
 }  // namespace fp8amp::gpu

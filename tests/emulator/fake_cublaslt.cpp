@@ -34,6 +34,7 @@ struct Library {
   std::recursive_mutex mutex;  // cuBLASLt may be called by several threads
   int compute_capability = 90;
   std::size_t version = 130100;
+  std::int64_t block_multiple = 4;
   int alive = 0, until_failure = 0;
   bool failed = false;
   std::map<std::string, std::int64_t> calls;
@@ -132,7 +133,7 @@ std::string illegal_fp8(const Problem& p, int cc) {
   if (p.d.ld * bytes_of(p.d.type) % 16) return "leading dimension of D";
   return illegal_scales(a_scales(p), b_scales(p),
                         p.op.get<std::int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0, cc,
-                        library().version);
+                        library().version, library().block_multiple);
 }
 
 std::string illegal(const Problem& p, int cc) {
@@ -369,6 +370,7 @@ void reset(int compute_capability, std::size_t version) {
   const Lock lock(l.mutex);
   l.compute_capability = compute_capability;
   l.version = version;
+  l.block_multiple = 4;
   l.until_failure = 0;
   l.failed = false;
   l.calls.clear();
@@ -381,6 +383,7 @@ const std::vector<Product>& products() { return library().products; }
 std::int64_t calls(const std::string& function) { return library().calls[function]; }
 int alive() { return library().alive; }
 const std::string& refused() { return library().refused; }
+void set_block_multiple(std::int64_t multiple) { library().block_multiple = multiple; }
 void fail_call(int n) {
   library().until_failure = n;
   library().failed = false;

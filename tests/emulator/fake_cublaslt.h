@@ -35,6 +35,8 @@ std::int64_t calls(const std::string& function);  // "Matmul", "MatmulAlgoGetHeu
 int alive();                                      // handles and descriptors that exist
 const std::string& refused();                     // why the last refused call was refused
 
+// Block scales need M and N in multiples of this: 4 after a reset, as documented.
+void set_block_multiple(std::int64_t multiple);
 // The n-th call (from 1, counted from now) of any function fails.
 void fail_call(int n);
 bool failed();  // it has happened

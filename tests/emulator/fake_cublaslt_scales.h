@@ -59,14 +59,14 @@ struct Scales {  // of one operand: `outer` rows (M or N), k
 
 // "" or why the pair cannot be had for a product of a.outer x b.outer.
 inline std::string illegal_scales(const Scales& a, const Scales& b, bool fast_accumulation, int cc,
-                                  std::size_t version) {
+                                  std::size_t version, std::int64_t block_multiple) {
   if (a.mode == kScalar && b.mode == kScalar) return "";
   if (cc / 10 != 9) return "scale modes of Hopper";
   if (version < 120900) return "scale modes of cuBLASLt 12.9";
   if (a.mode == kOuter && b.mode == kOuter) return "";
   if (!a.along_k() || !b.along_k() || (a.mode == kSquare && b.mode == kSquare))
     return "pair of scale modes";
-  if (a.outer % 4 || b.outer % 4) return "M and N of block scales";
+  if (a.outer % block_multiple || b.outer % block_multiple) return "M and N of block scales";
   return fast_accumulation ? "fast accumulation" : "";
 }
 

@@ -78,8 +78,12 @@ TEST(CublasLtRules, RowAndBlockScales) {
     p.fast_accumulation = true;
     if (pair.a != kRow) expect_refused(p, 90, "exclude fast accumulation");
     p.fast_accumulation = false;
-    p.m = 255;
-    if (pair.a != kRow) expect_refused(p, 90, "multiples of 4");
+    if (pair.a == kRow) continue;
+    const std::int64_t multiple = pair.a == kBlock1x128 ? 8 : 4;
+    p.m = 256 - multiple;
+    EXPECT_EQ(refusal(p, 90, 120900), "");
+    p.m -= multiple / 2;
+    expect_refused(p, 90, "multiples of " + std::to_string(multiple));
   }
 }
 

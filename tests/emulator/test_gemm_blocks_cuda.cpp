@@ -52,7 +52,7 @@ TEST(GemmBlocksCuda, LegalPairsAreCublasLtsOwn) {
   for (std::int64_t k : {16, 128, 144, 400, 1040})
     for_pairs([&](GemmCase c) {
       if (!is_native(c)) return;
-      c.m = 132;
+      c.m = c.a_granularity == kBlock1x128 ? 136 : 132;
       c.n = 144;
       c.k = k;
       c.d_type = kOutputs[next % 3];
@@ -78,7 +78,7 @@ TEST(GemmBlocksCuda, KThatIsNoMultipleOf16IsPadded) {
   for (std::int64_t k : {1, 127, 129, 250})
     for_pairs([&](GemmCase c) {
       if (!is_native(c)) return;
-      c.m = 20;
+      c.m = 24;
       c.n = 32;
       c.k = k;
       expect_equal(c);
@@ -131,6 +131,27 @@ TEST(GemmBlocksCuda, BlocksAreDecodedWhereTheyAreNotLegal) {
         EXPECT_EQ(fake_cublaslt::products().back().a_type, CUDA_R_16BF);
       });
   }
+  EXPECT_EQ(fake_cuda::damaged_allocations(), 0);
+}
+
+// Whatever the rules say: a library without an algorithm for the scales costs speed, not the step.
+TEST(GemmBlocksCuda, BlocksAreDecodedWhereTheLibraryHasNoAlgorithm) {
+  for_pairs([&](GemmCase c) {
+    if (!is_native(c) || !has_blocks(c)) return;
+    const FakeGpu gpu(90);
+    fake_cublaslt::set_block_multiple(256);
+    c.m = 128;
+    c.n = 48;
+    c.k = 128;
+    c.with_bias = c.accumulate = true;
+    c.d_type = DType::kFloat32;
+    c.odd_scales = false;
+    expect_equal(c);
+    EXPECT_EQ(fake_cublaslt::products().back().a_type, CUDA_R_16BF);
+    const std::int64_t searches = fake_cublaslt::calls("MatmulAlgoGetHeuristic");
+    expect_equal(c);
+    EXPECT_EQ(fake_cublaslt::calls("MatmulAlgoGetHeuristic"), searches);  // it is asked once
+  });
   EXPECT_EQ(fake_cuda::damaged_allocations(), 0);
 }
 

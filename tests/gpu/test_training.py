@@ -24,7 +24,7 @@ RECIPES = (
 
 def make(device: torch.device, level: str, **options: Any) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 96, bias=False), nn.LayerNorm(96)).to(device)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 96, bias=False)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     fp8amp.initialize(model, optimizer, opt_level=level, **options)
     return model, optimizer
@@ -54,16 +54,23 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_step_is_that_of_the_cpu(device: torch.device, level: str, recipe: fp8amp.Recipe) -> None:
     x = torch.randn(160, 64, generator=torch.Generator().manual_seed(1))
-    runs = [(*make(torch.device(d), level, recipe=recipe), x.to(d)) for d in ("cpu", device)]
-    for _ in range(5):
-        losses = []
+    runs = [(*make(torch.device(d), level, recipe=recipe), x.to(d).requires_grad_()) for d in ("cpu", device)]
+    history = []
+    for step in range(5):
+        losses, gradients = [], []
         for model, optimizer, inputs in runs:
             optimizer.zero_grad()
+            inputs.grad = None
             loss = loss_of(model, inputs)
             loss.backward()
+            gradients.append([dense(leaf.grad).cpu() for leaf in (inputs, *model.parameters())])
             optimizer.step()
             losses.append(loss.item())
+        history.append(losses[1])
         assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+        for host, there in zip(*gradients, strict=True) if step == 0 else ():  # later the weights differ
+            assert float((there - host).norm() / host.norm()) < 0.02
+    assert history[-1] < 0.8 * history[0]
 
 
 @pytest.mark.parametrize("level", ("O1", "O2"))

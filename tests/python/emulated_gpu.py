@@ -47,13 +47,17 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return found
 
 
-def train(recipe: fp8amp.Recipe, block: type[Block] = Block) -> dict[str, Any]:
+def train(recipe: fp8amp.Recipe, block: type[Block] = Block, autocast: bool = False) -> dict[str, Any]:
+    """With autocast the FP8 layers have no bias: a GPU rounds it to the output's type first."""
     torch.manual_seed(0)
     size = Size(layers=2, heads=2, width=32, block_size=24)  # 48 tokens in a batch
     model = GPT(size, VOCABULARY, block=block)
     for layer in model.blocks:  # a layer without bias, and one whose sides are no multiples of 16
         layer.attention.proj = torch.nn.Linear(32, 32, bias=False)
         layer.mlp.up, layer.mlp.down = torch.nn.Linear(32, 100), torch.nn.Linear(100, 32)
+        if autocast:
+            for linear in (layer.attention.qkv, layer.mlp.up, layer.mlp.down):
+                linear.bias = None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
     fp8amp.initialize(model, optimizer, opt_level="O2", recipe=recipe, include=lambda name, _: "blocks" in name)
     tokens = torch.randint(VOCABULARY, (STEPS, BATCH, size.block_size + 1))
@@ -62,7 +66,8 @@ def train(recipe: fp8amp.Recipe, block: type[Block] = Block) -> dict[str, Any]:
         if emulated():
             torch.ops.fp8amp_emulator.reset_activity()
         optimizer.zero_grad()
-        loss = model(tokens[step, :, :-1], tokens[step, :, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(tokens[step, :, :-1], tokens[step, :, 1:])
         loss.backward()
         gradients.append({name: plain(p.grad) for name, p in model.named_parameters()})
         fp8amp.clip_grad_norm_(model.parameters(), 0.5)
@@ -122,4 +127,5 @@ if __name__ == "__main__":
     }
     results = {name: train(recipe) for name, recipe in recipes.items()}
     results["fused"] = train(recipes["current"], FusedBlock)
+    results["autocast"] = train(recipes["current"], autocast=True)
     torch.save(results | {"graph": train_by_graph()}, sys.argv[1])

@@ -1,5 +1,6 @@
 """FP8 `.grad`: accumulation, tied use, hooks, clipping, GradScaler, activation checkpointing; and the sum of a bias."""
 
+import copy
 import math
 
 import fp8amp
@@ -8,6 +9,7 @@ import torch
 from fp8amp.nn.functional import linear
 from torch import nn
 from torch.nn.functional import linear as stock_linear
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from twins import batch, code, dense, is_fp8, net, same, snapshot, train, trainer, unchanged
 
@@ -101,6 +103,32 @@ def test_clipping_moves_scales_alone(model, clip, norm_type):  # BR-087
     after = torch.linalg.vector_norm(torch.cat([dense(p.grad).reshape(-1) for p in model.parameters()]), norm_type)
     assert got == pytest.approx(float(want), rel=1e-5) and after == pytest.approx(0.1, rel=1e-3)
     assert torch.equal(bits, code(model[0].weight.grad.payload))
+
+
+@pytest.mark.parametrize("clip", [fp8amp.clip_grad_norm_, lambda *a: nn.utils.clip_grad_norm_(*a, foreach=True)])
+def test_clipping_multiplies_all_scales_at_once(clip):
+    """On a GPU what is done for each gradient is a launch for each."""
+    model, layers = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(6))), 6
+    fp8amp.initialize(model, opt_level="O2")
+    model(torch.randn(16, 16)).square().sum().backward()
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as record:
+        clip(model.parameters(), 0.1)
+    counts = {event.key: event.count for event in record.key_averages()}
+    assert counts["aten::_foreach_mul"] == counts["aten::_foreach_copy_"] == 1
+    assert not counts.get("aten::mul_") and counts.get("aten::mul", 0) <= layers + 2  # of which the CPU makes the one
+
+
+@pytest.mark.parametrize("factor", [0.5, -2.0, 0.0, math.inf, torch.tensor([0.25]), torch.tensor(0.0)])
+@pytest.mark.parametrize("divide", [False, True])
+def test_gradients_multiplied_together_are_those_multiplied_alone(model, factor, divide):
+    model(X).sum().backward()
+    together = [p.grad for p in model.parameters()]
+    alone = [copy.deepcopy(g) for g in together]
+    (torch._foreach_div_ if divide else torch._foreach_mul_)(together, factor)
+    for g, other in zip(together, alone, strict=True):
+        other.div_(factor) if divide else other.mul_(factor)
+        assert torch.equal(dense(g).nan_to_num(1e9), dense(other).nan_to_num(1e9))
+        assert not isinstance(g, fp8amp.ScaledTensor) or torch.equal(g.scale_inv, other.scale_inv)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])

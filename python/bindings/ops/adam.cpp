@@ -1,5 +1,6 @@
 // torch.ops.fp8amp: grad_norm, grad_amax_, adam_.
 #include "python/bindings/ops/convert.h"
+#include "python/bindings/ops/on_device.h"
 
 namespace fp8amp::bindings {
 namespace {
@@ -115,9 +116,9 @@ void adam(const TensorList& params, const TensorList& param_scale_inv, const Ten
 }
 
 void implement(torch::stable::detail::StableLibrary& m) {
-  m.impl("grad_norm", TORCH_BOX(&grad_norm));
-  m.impl("grad_amax_", TORCH_BOX(&grad_amax));
-  m.impl("adam_", TORCH_BOX(&adam));
+  m.impl("grad_norm", FP8AMP_BOX(grad_norm));
+  m.impl("grad_amax_", FP8AMP_BOX(grad_amax));
+  m.impl("adam_", FP8AMP_BOX(adam));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {

@@ -1,5 +1,6 @@
 // torch.ops.fp8amp: quantize_blocks, dequantize_blocks, gemm_blocks.
 #include "python/bindings/ops/convert.h"
+#include "python/bindings/ops/on_device.h"
 
 #include <tuple>
 
@@ -82,9 +83,9 @@ TorchTensor gemm_blocks(const TorchTensor& a, const TorchTensor& a_scale_inv, in
 }
 
 void implement(torch::stable::detail::StableLibrary& m) {
-  m.impl("quantize_blocks", TORCH_BOX(&quantize_blocks));
-  m.impl("dequantize_blocks", TORCH_BOX(&dequantize_blocks));
-  m.impl("gemm_blocks", TORCH_BOX(&gemm_blocks));
+  m.impl("quantize_blocks", FP8AMP_BOX(quantize_blocks));
+  m.impl("dequantize_blocks", FP8AMP_BOX(dequantize_blocks));
+  m.impl("gemm_blocks", FP8AMP_BOX(gemm_blocks));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {

@@ -1,6 +1,7 @@
 // torch.ops.fp8amp: layer_norm_quantize, rms_norm_quantize, gelu_quantize, swiglu_quantize and
 // their backwards.
 #include "python/bindings/ops/convert.h"
+#include "python/bindings/ops/on_device.h"
 
 #include <tuple>
 
@@ -137,14 +138,14 @@ std::tuple<TorchTensor, TorchTensor> rms_norm_backward(const TorchTensor& dy, co
 }
 
 void implement(torch::stable::detail::StableLibrary& m) {
-  m.impl("layer_norm_quantize", TORCH_BOX(&layer_norm_quantize));
-  m.impl("rms_norm_quantize", TORCH_BOX(&rms_norm_quantize));
-  m.impl("gelu_quantize", TORCH_BOX(&gelu_quantize));
-  m.impl("swiglu_quantize", TORCH_BOX(&swiglu_quantize));
-  m.impl("gelu_backward_quantize", TORCH_BOX(&gelu_backward_quantize));
-  m.impl("swiglu_backward_quantize", TORCH_BOX(&swiglu_backward_quantize));
-  m.impl("layer_norm_backward", TORCH_BOX(&layer_norm_backward));
-  m.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
+  m.impl("layer_norm_quantize", FP8AMP_BOX(layer_norm_quantize));
+  m.impl("rms_norm_quantize", FP8AMP_BOX(rms_norm_quantize));
+  m.impl("gelu_quantize", FP8AMP_BOX(gelu_quantize));
+  m.impl("swiglu_quantize", FP8AMP_BOX(swiglu_quantize));
+  m.impl("gelu_backward_quantize", FP8AMP_BOX(gelu_backward_quantize));
+  m.impl("swiglu_backward_quantize", FP8AMP_BOX(swiglu_backward_quantize));
+  m.impl("layer_norm_backward", FP8AMP_BOX(layer_norm_backward));
+  m.impl("rms_norm_backward", FP8AMP_BOX(rms_norm_backward));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {

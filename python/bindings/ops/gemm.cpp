@@ -1,5 +1,6 @@
 // torch.ops.fp8amp: gemm, gemm_, gemm_prefers_k_contiguous.
 #include "python/bindings/ops/convert.h"
+#include "python/bindings/ops/on_device.h"
 
 namespace fp8amp::bindings {
 namespace {
@@ -48,8 +49,8 @@ bool prefers_k_contiguous(std::string device_type, int64_t device_index) {
 }
 
 void implement(torch::stable::detail::StableLibrary& m) {
-  m.impl("gemm", TORCH_BOX(&gemm));
-  m.impl("gemm_", TORCH_BOX(&gemm_into));
+  m.impl("gemm", FP8AMP_BOX(gemm));
+  m.impl("gemm_", FP8AMP_BOX(gemm_into));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {

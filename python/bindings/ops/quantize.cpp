@@ -1,6 +1,7 @@
 // torch.ops.fp8amp: quantize, quantize_, quantize_transpose, quantize_delayed, column_sums,
 // dequantize, dequantize_, accumulate_, amax.
 #include "python/bindings/ops/convert.h"
+#include "python/bindings/ops/on_device.h"
 
 #include <tuple>
 
@@ -158,16 +159,16 @@ TorchTensor amax(const TorchTensor& x) {
 }
 
 void implement(torch::stable::detail::StableLibrary& m) {
-  m.impl("quantize", TORCH_BOX(&quantize));
-  m.impl("quantize_", TORCH_BOX(&quantize_into));
-  m.impl("quantize_transpose", TORCH_BOX(&quantize_transpose));
-  m.impl("quantize_delayed", TORCH_BOX(&quantize_delayed));
-  m.impl("column_sums", TORCH_BOX(&column_sums));
-  m.impl("dequantize", TORCH_BOX(&dequantize));
-  m.impl("dequantize_", TORCH_BOX(&dequantize_into));
-  m.impl("accumulate_", TORCH_BOX(&accumulate));
-  m.impl("amax", TORCH_BOX(&amax));
-  m.impl("sum_shards", TORCH_BOX(&sum_shards));
+  m.impl("quantize", FP8AMP_BOX(quantize));
+  m.impl("quantize_", FP8AMP_BOX(quantize_into));
+  m.impl("quantize_transpose", FP8AMP_BOX(quantize_transpose));
+  m.impl("quantize_delayed", FP8AMP_BOX(quantize_delayed));
+  m.impl("column_sums", FP8AMP_BOX(column_sums));
+  m.impl("dequantize", FP8AMP_BOX(dequantize));
+  m.impl("dequantize_", FP8AMP_BOX(dequantize_into));
+  m.impl("accumulate_", FP8AMP_BOX(accumulate));
+  m.impl("amax", FP8AMP_BOX(amax));
+  m.impl("sum_shards", FP8AMP_BOX(sum_shards));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fp8amp, m) {

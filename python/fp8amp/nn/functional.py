@@ -44,7 +44,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, recipe: Rec
     Args:
         x: [..., in], float32, float16, bfloat16 or float64; any strides, empty too.
         weight: [out, in]: a ScaledTensor (its gradient is a ScaledTensor too) or a plain tensor of these dtypes.
-        bias: [out] or None, of these dtypes. It is added in FP32.
+        bias: [out] or None, of these dtypes. It is added in FP32; on a GPU it is first rounded to a
+            16-bit output's dtype, if it is of another.
         recipe: CurrentScaling() by default. DelayedScaling needs the history that a module keeps: use fp8amp.nn.Linear.
 
     Returns: [..., out] in the dtype of x, or in autocast's inside autocast (which leaves float64 alone).

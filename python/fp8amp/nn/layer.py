@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..policies import E4M3, FP16
-from ..recipe import CurrentScaling, Recipe
+from ..recipe import CurrentScaling, Recipe, check_recipe
 from ..scaled_tensor import ScaledTensor, dense, scaled, scaled_weight
 from ..swapping import give_hooks, swap, take_hooks
 from . import functional
@@ -45,6 +45,7 @@ class ScaledWeight(nn.Module):
     two histories.
     """
 
+    recipe: Recipe
     weight: Any
     bias: Any
     x_history: Tensor | None
@@ -60,15 +61,21 @@ class ScaledWeight(nn.Module):
         gradient_format: torch.dtype | None = E4M3,
     ) -> None:
         """Give a module that has its weight already the attributes of an FP8 layer. The weight is left as it is."""
-        self.recipe: Recipe = recipe or CurrentScaling()
+        self.recipe = recipe or CurrentScaling()
         self.gemm = gemm
         self.gradient_format = gradient_format
-        for name in _HISTORIES:
-            zeros = torch.zeros(self.recipe.window + 2, dtype=torch.float32, device=self.weight.device)
-            self.register_buffer(name, zeros if self.recipe.window else None)
         self._mark_plain_weight()
         if gradient_format is not None:
             watch_gradient(self.weight)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "recipe":  # its histories come with it, empty
+            value = check_recipe(value, f"{type(self).__name__}: recipe")
+        super().__setattr__(name, value)
+        if name == "recipe":
+            for history in _HISTORIES:
+                zeros = torch.zeros(value.window + 2, dtype=torch.float32, device=self.weight.device)
+                self.register_buffer(history, zeros if value.window else None)
 
     def _mark_plain_weight(self) -> None:
         """A weight that is no ScaledTensor (master_format float32) is marked, so that the optimizer's formats hold

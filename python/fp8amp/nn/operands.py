@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _ops
 from ..policies import E4M3
 from ..recipe import Recipe
-from ..scaled_tensor import ScaledTensor, plain_operand, scaled
+from ..scaled_tensor import ScaledTensor, dense, plain_operand, scaled
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -85,8 +85,12 @@ class _Once(torch.autograd.Function):
     """Gradients as they are, which do not differentiate."""
 
     @staticmethod
-    def forward(ctx: Any, dy: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def forward(dy: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
         return tuple(gradient.detach() for gradient in gradients)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # torch.func asks for one
+        pass
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> Tensor:
@@ -105,6 +109,8 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
             gradients = backward(ctx, *dys)
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return gradients
+        if torch._C._functorch.maybe_current_level() is not None:  # torch.func unwraps plain tensors only
+            gradients = tuple(dense(g) if isinstance(g, ScaledTensor) else g for g in gradients)
         root = next((dy for dy in dys if dy is not None and dy.requires_grad), None)
         if root is None:
             return gradients

@@ -12,6 +12,7 @@ seeds give equal bits and an interrupted run resumes exactly.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from ..scaled_tensor import ScaledTensor, plain_operand, versions
 from .groups import check_group, check_memory, check_parameter
 from .loading import load_state_dict
 from .state import StatePolicy, convert_state, make_state, parse_policy, stored_amax
+
+_SKIPS_WORTH_A_WARNING = 20  # in a row: a GradScaler that looks for its scale skips fewer, and without this optimizer
 
 
 class _Entry(NamedTuple):
@@ -166,6 +169,7 @@ class Adam(Optimizer):
         # the scale_inv of all that have none of their own: one fill, not one for each of them
         ones = {device: torch.ones((), dtype=torch.float32, device=device) for device in devices}
         found_inf = self._found_inf(entries, ones)
+        self._warn_of_skips(found_inf)
         for group, members in groups:
             for device in dict.fromkeys(entry.parameter.device for entry in members):
                 local = [entry for entry in members if entry.parameter.device == device]
@@ -225,6 +229,15 @@ class Adam(Optimizer):
             else:
                 skipped[device] = found[device].clone()
         return found
+
+    def _warn_of_skips(self, found_inf: dict[torch.device, Tensor]) -> None:
+        """One warning where step after step is skipped. Not on a GPU: reading the flag would wait for it."""
+        if all(device.type == "cpu" for device in found_inf):
+            row = self.__dict__.get("_skipped_in_a_row", 0) + 1 if any(map(bool, found_inf.values())) else 0
+            self.__dict__["_skipped_in_a_row"] = row
+            if row == _SKIPS_WORTH_A_WARNING:
+                name = type(self).__name__
+                warnings.warn(f"fp8amp: {name} skipped the last {row} steps: a gradient is NaN or Inf", stacklevel=3)
 
     def _update(self, group: dict[str, Any], entries: list[_Entry], found_inf: Tensor, one: Tensor) -> None:
         device = entries[0].parameter.device
