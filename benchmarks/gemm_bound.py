@@ -31,7 +31,7 @@ GEMM = "fp8amp::gemm"
 
 
 def load_peak() -> Callable[[int], float]:
-    """GFLOP/s of fused multiply-adds on so many threads at once."""
+    """GFLOP/s of fused multiply-adds on so many threads at once, the most of ten tries: a peak."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "fma_peak.so"
         source = Path(__file__).with_name("fma_peak.cpp")
@@ -42,7 +42,7 @@ def load_peak() -> Callable[[int], float]:
 
     def peak(threads: int) -> float:
         with ThreadPoolExecutor(threads) as pool:
-            return sum(pool.map(function, [5_000_000] * threads))
+            return max(sum(pool.map(function, [5_000_000] * threads)) for _ in range(10))
 
     return peak
 
