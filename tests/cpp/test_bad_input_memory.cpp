@@ -142,7 +142,7 @@ TEST(SharedMemory, QuantizeBlocks) {
                                          {in(out_scales), "out.scale_inv"},
                                          {in(transposed), "transposed"},
                                          {in(scales), "transposed.scale_inv"}})
-    refused([&] { quantize_blocks(x, out, transposed, {.found_inf = found_inf}); },
+    refused([&, flag = found_inf] { quantize_blocks(x, out, transposed, {.found_inf = flag}); },
             {"quantize_blocks: ", "found_inf", "overlap", other}, watched);
   refused(
       [&] {
@@ -223,7 +223,7 @@ TEST(SharedMemory, NormBackward) {
                                      {in(x, {4}), "x,"},
                                      {in(dy, {4}), "dy"},
                                      {in(dx, {4}), "dx"}})
-    refused([&] { layer_norm_backward(dy, x, mean, rstd, gamma, dx, dgamma, dbeta); },
+    refused([&, to = dbeta] { layer_norm_backward(dy, x, mean, rstd, gamma, dx, dgamma, to); },
             {"layer_norm_backward: ", "dbeta", "overlap", other}, watched);
 }
 
